@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final
 
-__all__ = ["FIELDS", "LOG_OPTIONS", "error_fields", "extra_fields", "fields_of", "log_fields"]
+__all__ = ["FIELDS", "LOG_OPTIONS", "current_fields", "error_fields", "extra_fields", "fields_of", "log_fields"]
 
 FIELDS: Final = ("subscription", "table", "lsn", "xid", "sqlstate", "attempt")
 
@@ -37,6 +37,11 @@ def log_fields(**fields: Any) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+def current_fields() -> Mapping[str, Any]:
+    """The fields of :func:`log_fields` that hold now."""
+    return _current.get()
 
 
 def extra_fields(**fields: Any) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from subscriber.interfaces import Batch, DescribedSink, OpenedSink, PingedSink, 
 from subscriber.log_fields import error_fields, extra_fields
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, LogicalMessage, RollbackPrepared
+from subscriber.rate_limit import RateLimit
 from subscriber.transaction.model import Event, PreparedTransaction, Transaction
 from subscriber.transaction.relations import changed_relations
 
@@ -111,6 +112,7 @@ class ApplyWorker:
         skipping: the transaction to skip, if any.
         parallel: applies streamed transactions before their end; entered.
         parking: parks tables.
+        rate: limits what is applied. Transactions are applied whole, and the pause follows: meanwhile nothing is locked in the target.
     """
 
     def __init__(
@@ -124,9 +126,11 @@ class ApplyWorker:
         skipping: Skipping,
         parallel: ParallelApply | None = None,
         parking: Parking | None = None,
+        rate: RateLimit | None = None,
     ) -> None:
         self._receiver = receiver
         self._sink = sink
+        self._rate = rate or RateLimit()
         self._tracker = receiver.tracker
         self._tables = tables
         self._settings = receiver.settings
@@ -154,12 +158,16 @@ class ApplyWorker:
                 continue
             if self._tables.any_parked:
                 await self._parking.change(self._sink, self._tracker.applied)
-            event = self._receiver.peek()
+            pause = self._rate.pause
+            event = None if pause else self._receiver.peek()
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             began = clock()
-            if event is None:
+            if pause:
+                await self._receiver.rest(min(pause, await self._idle()))
+                times.phases["limit"] += clock() - began
+            elif event is None:
                 await self._receiver.wait(await self._idle())
-                times.waiting += clock() - began
+                times.phases["wait"] += clock() - began
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
             elif isinstance(event, Transaction) and not self._skipping.waits:
@@ -167,7 +175,7 @@ class ApplyWorker:
             else:
                 await self._apply_single(event)
             if event is not None:
-                times.applying += clock() - began
+                times.applied(clock() - began)
             self._parallel.committed(self._receiver.popped)
             await self._ready_tables()
             await self._add_tables()
@@ -183,7 +191,7 @@ class ApplyWorker:
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._owner.finished, [transaction]):
             return False
-        self._owner.applied.add([event])
+        self._take([event])
         if not await self._parallel.commit(event):
             return False
         self._receiver.release(self._receiver.pop()[1])
@@ -191,14 +199,23 @@ class ApplyWorker:
         self._receiver.report()
         return True
 
+    def _take(self, events: Sequence[Event]) -> None:
+        """Note events that are about to be applied."""
+        self._owner.applied.add(events)
+        transactions = [each.transaction if isinstance(each, PreparedTransaction) else each for each in events]
+        self._rate.owe(sum(each.size for each in transactions if isinstance(each, Transaction)))
+
     async def _apply_batch(self) -> None:
+        arrival = self._receiver.arrival
         batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._alone)
         try:
             if not await self._tables.hand(batch.end_lsn, self._owner.finished, batch.transactions):
                 return
-            self._owner.applied.add(batch.transactions)
+            self._take(batch.transactions)
             crash_points.reached("apply.taken")
-            await self._call(batch.transactions, lambda: self._sink.apply(batch))
+            await self._owner.applied.times.timed(
+                batch.transactions, arrival, self._call(batch.transactions, lambda: self._sink.apply(batch))
+            )
             crash_points.reached("apply.applied")
         finally:
             self._receiver.release(held)
@@ -250,8 +267,9 @@ class ApplyWorker:
         return lambda transaction: serves(transaction) or hold.alone(transaction)
 
     async def _apply_single(self, event: Event) -> None:
+        arrival = self._receiver.arrival
         held = self._receiver.pop()[1]
-        self._owner.applied.add([event])
+        self._take([event])
         end_lsn: Lsn | None = None
         try:
             match event:
@@ -260,7 +278,8 @@ class ApplyWorker:
                     if not await self._tables.hand(end_lsn, self._owner.finished, [event]):
                         return
                     if not await self._skipping.skips(event, self._sink):
-                        await self._call([event], lambda: self._sink.apply(Batch((event,), self._tables.gate)))
+                        call = self._call([event], lambda: self._sink.apply(Batch((event,), self._tables.gate)))
+                        await self._owner.applied.times.timed([event], arrival, call)
                         await self._skipping.passed(event, self._sink)
                 case PreparedTransaction():
                     end_lsn = event.transaction.end_lsn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 from subscriber.cli.service.systemd import describe_states, notifying
@@ -133,7 +134,12 @@ def _copying(status: Status) -> str:
     estimated = [copy.estimated_rows for copy in status.copies.values() if not copy.done]
     whole = sum(copy.rows for copy in status.copies.values() if copy.done) + sum(each or 0 for each in estimated)
     of = f" of about {whole:,}" if all(estimated) and whole > rows else ""
-    return f"copying: {done:,} of {counted(len(status.tables), 'table')} done, {rows:,}{of} rows"
+    begin = (
+        ""
+        if status.copies_begin is None
+        else f"; others wait until {datetime.fromtimestamp(status.copies_begin, UTC).astimezone():%H:%M%z}"
+    )
+    return f"copying: {done:,} of {counted(len(status.tables), 'table')} done, {rows:,}{of} rows{begin}"
 
 
 def _catching_up(status: Status) -> str:

@@ -40,6 +40,7 @@ class Option:
         codes: values of the column by values of the option, where they differ.
         length: the largest number of characters of a text in the column.
         keyed: it is given as ``name.KEY=value``, once for each key. The dataclass takes a mapping.
+        live: a subscription that runs follows a change, without a new start.
     """
 
     name: str = ""
@@ -58,6 +59,7 @@ class Option:
     codes: Mapping[str, str] | None = None
     length: int = 20
     keyed: bool = False
+    live: bool = False
 
     @property
     def shown_default(self) -> str:

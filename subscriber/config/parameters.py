@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, Self
 
 from subscriber.config.conflicts import CONFLICT, ConflictRules
+from subscriber.config.copy_window import COPY_WINDOW, CopyWindow
 from subscriber.config.mapping import COLUMNS, MAP, RENAME, TableMapping, parse_excluded, table_mapping
 from subscriber.config.option import Alterable, Option, declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
@@ -19,6 +20,7 @@ __all__ = [
     "ALTERABLE",
     "COPY_DATA_WORDS",
     "KEYED",
+    "LIVE",
     "NO_SLOT",
     "PARAMETERS",
     "STORED",
@@ -241,13 +243,36 @@ class SubscriptionOptions:
     max_copy_rate: float = option(
         0.0,
         RATE,
-        "how fast tables are copied, all together; 0: no limit; a change takes effect at once, without a restart",
+        "how fast tables are copied, or compared to reconcile them, all together; 0: no limit",
         least=0,
         alter="always",
         column="submaxcopyrate",
         ours=True,
+        live=True,
     )
     """In bytes per second."""
+    max_apply_rate: float = option(
+        0.0,
+        RATE,
+        "how fast changes are applied, on average; 0: no limit",
+        least=0,
+        alter="always",
+        column="submaxapplyrate",
+        ours=True,
+        live=True,
+    )
+    """In bytes per second, as the publisher sends them."""
+    copy_window: str = option(
+        "",
+        COPY_WINDOW,
+        "the hours in which copies may begin, such as 22:00-06:00; those that run are completed",
+        default_text="none",
+        alter="always",
+        column="subcopywindow",
+        length=80,
+        ours=True,
+        live=True,
+    )
     where: str | Mapping[str, str] = _keyed(
         WHERE,
         "expression",
@@ -318,7 +343,7 @@ class SubscriptionOptions:
     )
 
     def __post_init__(self) -> None:
-        for name in ("wal_receiver_timeout", "max_copy_rate", "park_after", "park_retry", "conflict_log_retention"):
+        for name in ("wal_receiver_timeout", "max_copy_rate", "max_apply_rate", "park_after", "park_retry", "conflict_log_retention"):
             PARAMETERS[name].check_range(getattr(self, name))
         if self.disable_on_error and self.on_error == "park":
             raise ConfigurationError(
@@ -334,6 +359,7 @@ class SubscriptionOptions:
                 hint="omit it; an update of such a row is counted as update_missing",
             )
         object.__setattr__(self, "conflict_log", _parse_conflict_log("conflict_log", self.conflict_log))
+        object.__setattr__(self, "copy_window", COPY_WINDOW.parse("copy_window", self.copy_window))
         for keyed in KEYED:
             if not isinstance(given := getattr(self, keyed.name), str):
                 object.__setattr__(self, keyed.name, keyed.changed("", given))
@@ -355,6 +381,16 @@ class SubscriptionOptions:
     def conflict_log_table(self) -> tuple[str, str]:
         """Schema and name of ``conflict_log``."""
         return read_name(self.conflict_log, _LOG_EXAMPLE)
+
+    @property
+    def window(self) -> CopyWindow | None:
+        """``copy_window``; None: copies may always begin."""
+        return CopyWindow.parse("copy_window", self.copy_window) if self.copy_window else None
+
+    @property
+    def without_limits(self) -> Self:
+        """These options without those that a subscription follows while it runs."""
+        return replace(self, **{name: each.default for name, each in LIVE.items()})
 
     @property
     def given_conflict_rules(self) -> Mapping[str, str]:
@@ -406,6 +442,9 @@ STORED: Final = {name: each for name, each in PARAMETERS.items() if each.column}
 
 ALTERABLE: Final = {name: each for name, each in PARAMETERS.items() if each.alter != "never"}
 """The parameters that ``ALTER SUBSCRIPTION … SET (…)`` takes."""
+
+LIVE: Final = {name: each for name, each in PARAMETERS.items() if each.live}
+"""The limits that a subscription follows while it runs."""
 
 
 def parse_changes(items: Iterable[str], allowed: Mapping[str, Option] = ALTERABLE) -> dict[str, Any]:

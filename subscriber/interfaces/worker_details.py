@@ -93,6 +93,7 @@ class WorkerDetails:
         lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known.
         left_out: published tables that the subscription does not replicate, each with the reason.
         relay_log: the relay log; None: there is none.
+        copies_begin: when ``copy_window`` opens, in seconds since 1970; None: no table waits for that.
     """
 
     state: WorkerState | None = None
@@ -101,6 +102,7 @@ class WorkerDetails:
     lag_seconds: float | None = None
     left_out: Mapping[TableName, str] = field(default_factory=dict)
     relay_log: RelayLogDetails | None = None
+    copies_begin: float | None = None
 
     def to_json(self) -> str:
         """Encode as ASCII, which every target can store."""
@@ -112,6 +114,7 @@ class WorkerDetails:
                 "lag_seconds": self.lag_seconds,
                 "left_out": [[table.namespace, table.name, reason] for table, reason in sorted(self.left_out.items())],
                 "relay_log": self.relay_log and self.relay_log.values(),
+                "copies_begin": self.copies_begin,
             }
         )
 
@@ -121,6 +124,7 @@ class WorkerDetails:
         try:
             values: Any = json.loads(text) if isinstance(text, str) else {}
             state, retry, publisher_lsn, lag = (values.get(name) for name in ("state", "retry", "publisher_lsn", "lag_seconds"))
+            begin = values.get("copies_begin")
             return cls(
                 state=None if state is None else WorkerState(state),
                 retry=_retry(retry),
@@ -128,6 +132,7 @@ class WorkerDetails:
                 lag_seconds=None if lag is None else float(lag),
                 left_out={TableName(str(namespace), str(name)): str(reason) for namespace, name, reason in values.get("left_out", ())},
                 relay_log=_relay_log(values.get("relay_log")),
+                copies_begin=None if begin is None else float(begin),
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from subscriber.apply.progress import CopyProgress
@@ -198,7 +197,7 @@ class Launcher:
             elif oid not in wanted or _essence(wanted[oid]) != _essence(worker.definition):
                 worker.stop()
             else:
-                worker.subscription.limit_copies(wanted[oid].options.max_copy_rate)
+                worker.subscription.set_limits(wanted[oid].options)
         for oid, definition in wanted.items():
             if oid not in self._workers:
                 self._start(definition, group)
@@ -294,7 +293,7 @@ class Launcher:
 
 def _essence(definition: Definition) -> tuple[object, ...]:
     """The parts of a definition whose change restarts the worker. The worker itself changes ``skip_lsn`` and ``two_phase``."""
-    options = replace(definition.options, max_copy_rate=0.0)
+    options = definition.options.without_limits
     return definition.generation, definition.name, definition.conninfo, definition.slot_name, definition.publications, options
 
 

@@ -62,6 +62,7 @@ class Status:
         tables: the subscription's tables with their states.
         copies: the tables that were copied since the subscription object was created.
         copying: whether a table is being synchronized, or waits for its turn, and its latest attempt did not fail.
+        copies_begin: when ``copy_window`` opens, in seconds since 1970, if a table waits for that.
         table_retries: the failed synchronizations of tables that are retried.
         left_out: published tables that the subscription does not replicate, each with the reason.
         last_error: the latest error of this run, even if its cause was fixed since.
@@ -85,6 +86,7 @@ class Status:
     tables: dict[TableName, TableEntry] = field(default_factory=dict)
     copies: dict[TableName, TableCopy] = field(default_factory=dict)
     copying: bool = False
+    copies_begin: float | None = None
     table_retries: dict[TableName, Retry] = field(default_factory=dict)
     left_out: dict[TableName, str] = field(default_factory=dict)
     last_error: SubscriberError | None = None

@@ -1,20 +1,21 @@
 """Runs the subscriptions of a configuration file in one process, and follows its changes.
 
 An error of one subscription does not end the others: each is retried as the launcher does. A subscription whose configuration has changed
-is stopped cleanly and started again; a new limit of the rate of copies takes effect while it runs.
+is stopped cleanly and started again; new limits take effect while it runs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, policy
 from subscriber.apply.tasks import task_group
-from subscriber.config import Settings
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.config.file.configuration import Configuration, ConfiguredSubscription, ConfiguredTarget
 from subscriber.errors import SubscriberError, SubscriptionChanged
 from subscriber.log_fields import error_fields
@@ -35,14 +36,14 @@ class _Unit:
 
     Attributes:
         essence: what starts it again when it changes.
-        rate: its ``max_copy_rate``.
+        options: those of the subscription.
     """
 
     essence: Hashable
     settings: Settings
     subscription: ConfiguredSubscription | None = None
     launched: ConfiguredTarget | None = None
-    rate: float = 0.0
+    options: SubscriptionOptions | None = None
 
 
 class _Worker:
@@ -78,6 +79,8 @@ class Service:
         self._error: SubscriberError | None = None
         self._stop = False
         self._noted = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: set[str] = set()
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -89,6 +92,32 @@ class Service:
             else:
                 found[worker.subject.name] = worker.subject
         return found
+
+    @property
+    def launched(self) -> list[str]:
+        """The URLs of the targets whose catalogs define subscriptions."""
+        return [url_of(unit.launched) for unit in list(self._wanted.values()) if unit.launched is not None]
+
+    def target_of(self, name: str) -> str | None:
+        """The URL of the target of a subscription that the file defines. None: it does not."""
+        unit = self._wanted.get(f"subscriptions.{name}")
+        return None if unit is None or unit.subscription is None else url_of(unit.subscription.target)
+
+    @contextlib.contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Stop a subscription of the file, and start it again at the end of the block. Any thread may do this while :meth:`run` runs."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", self._held.add)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the program has ended
+                self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", self._held.discard)
+
+    def _hold(self, key: str, act: Callable[[str], None]) -> None:
+        act(key)
+        self._ended.pop(key, None)
+        self._noted.set()
 
     def configure(self, configuration: Configuration, names: frozenset[str] = frozenset()) -> None:
         """Run what this configuration says from now on. If it cannot run, nothing changes.
@@ -116,8 +145,8 @@ class Service:
     def _unit(self, each: ConfiguredSubscription) -> _Unit:
         options, settings = options_of(each, self._options), settings_of({**each.settings, **self._settings})
         target = replace(each.target, applier={}, launcher=False)
-        essence = (each.connection, each.password, each.publications, url_of(target), replace(options, max_copy_rate=0.0), settings)
-        return _Unit(essence=essence, settings=settings, subscription=each, rate=options.max_copy_rate)
+        essence = (each.connection, each.password, each.publications, url_of(target), options.without_limits, settings)
+        return _Unit(essence=essence, settings=settings, subscription=each, options=options)
 
     def _make(self, unit: _Unit) -> Subscription | Launcher:
         if unit.subscription is not None:
@@ -136,6 +165,7 @@ class Service:
         Raises:
             SubscriberError: the error that disabled the last of them.
         """
+        self._loop = asyncio.get_running_loop()
         async with task_group() as group:
             try:
                 while not self._stop:
@@ -160,13 +190,13 @@ class Service:
                 del self._workers[key]
                 if not worker.stopping.is_set():
                     self._ended[key] = worker.unit
-            elif unit is None or unit.essence != worker.unit.essence:
+            elif unit is None or unit.essence != worker.unit.essence or key in self._held:
                 worker.stop()
-            elif isinstance(worker.subject, Subscription):
-                worker.subject.limit_copies(unit.rate)
+            elif isinstance(worker.subject, Subscription) and unit.options is not None:
+                worker.subject.set_limits(unit.options)
         for key, unit in self._wanted.items():
             ended = self._ended.get(key)
-            if key in self._workers or (ended is not None and ended.essence == unit.essence):
+            if key in self._workers or key in self._held or (ended is not None and ended.essence == unit.essence):
                 continue
             worker = self._workers[key] = _Worker(unit, self._make(unit))
             worker.task = group.create_task(self._keep(key, worker), name=key)

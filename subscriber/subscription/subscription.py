@@ -82,7 +82,7 @@ class Subscription:
         self._spec = spec
         self._progress = KnownProgress(progress or Quiet())
         self._state = RunState()
-        self._state.copy_rate.limit = spec.options.max_copy_rate
+        self.set_limits(spec.options)
 
     async def run(self, until: Until | None = None) -> None:
         """Copy the tables that are not copied yet, and follow the changes. Return after :meth:`stop`, or when ``until`` is reached.
@@ -124,9 +124,15 @@ class Subscription:
         """Show in the status that the run failed, and that :meth:`run` will be called again."""
         self._state.failed = retry
 
-    def limit_copies(self, rate: float) -> None:
-        """Change ``max_copy_rate`` of a subscription that runs, until it ends. In bytes per second; 0: no limit."""
-        self._state.copy_rate.limit = rate
+    def set_limits(self, options: SubscriptionOptions) -> None:
+        """Change ``max_copy_rate``, ``max_apply_rate`` and ``copy_window`` of a subscription, also while it runs.
+
+        Args:
+            options: have the new limits; others are ignored.
+        """
+        state = self._state
+        state.copy_rate.limit, state.apply_rate.limit = options.max_copy_rate, options.max_apply_rate
+        state.window = options.window
 
     async def wait_for(self, lsn: Lsn, timeout: float | None = None) -> None:
         """Wait until all tables are synchronized and everything up to ``lsn`` is durable in the target. Parked tables do not count.
@@ -172,6 +178,7 @@ class Subscription:
                 for table, (rows, estimated) in list(self._progress.copying.items())
             },
             copying=state.is_copying,
+            copies_begin=state.states.copies_begin,
             table_retries=dict(state.states.retries),
             left_out=dict(state.states.left_out),
             last_error=state.last_error,

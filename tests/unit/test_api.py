@@ -34,8 +34,10 @@ def test_all_that_is_exported_is_there_and_describes_itself() -> None:
 
 def test_nothing_else_looks_public() -> None:
     rooms = {
+        "batch_times",
         "interfaces",
         "log_fields",
+        "rate_limit",
         "redaction",
         "apply",
         "catalog",

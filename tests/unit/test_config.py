@@ -65,6 +65,8 @@ def test_defaults_are_natives() -> None:
         "park_after": 3,
         "park_retry": 0.0,
         "max_copy_rate": 0.0,
+        "max_apply_rate": 0.0,
+        "copy_window": "",
         "where": "",
         "conflict": "",
         "conflict_log": "",

@@ -19,9 +19,11 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
+from subscriber.apply.apply_times import ApplyTimes
 from subscriber.apply.receiving.feedback import Feedback
 from subscriber.apply.receiving.plausible_end import PlausibleEnd
 from subscriber.apply.receiving.rolled_back import leave_out_rolled_back
+from subscriber.batch_times import Arrival
 from subscriber.config import Settings
 from subscriber.errors import UndecidedTransaction
 from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool
@@ -88,6 +90,7 @@ class Receiver:
         popped: number of events taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that message arrived.
+        times: gets the times of receiving.
     """
 
     def __init__(
@@ -124,6 +127,8 @@ class Receiver:
         self._left_out = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
+        self.times = ApplyTimes()
+        self._arrivals: deque[Arrival] = deque()
 
     @property
     def reported(self) -> Lsn | None:
@@ -184,9 +189,14 @@ class Receiver:
         """
         if not self._queue:
             self.check()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await self._activity.wait()
+            await self.rest(timeout)
+        self._activity.clear()
+
+    async def rest(self, timeout: float) -> None:
+        """Return when anything was received, when woken, or after ``timeout`` seconds, whether or not there is an event."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._activity.wait()
         self._activity.clear()
 
     def check(self) -> None:
@@ -197,6 +207,14 @@ class Receiver:
     def peek(self) -> Event | None:
         """Return the next event without taking it; None if there is none yet."""
         return self._queue[0][0] if self._queue else None
+
+    @property
+    def arrival(self) -> Arrival | None:
+        """When the next event arrived; None if it is not known."""
+        arrivals = self._arrivals
+        while arrivals and arrivals[0].last <= self.popped:
+            arrivals.popleft()
+        return arrivals[0] if arrivals else None
 
     def waiting(self) -> Sequence[Event]:
         """Return all events that were not taken yet."""
@@ -338,20 +356,22 @@ class Receiver:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive(self) -> None:
-        stream, feedback = self._stream, self._feedback
+        stream, feedback, clock = self._stream, self._feedback, asyncio.get_running_loop().time
         while True:
             feedback.begin_reading()
+            began = clock()
             if isinstance(stream, EventStream):
                 given = await stream.events()
-                feedback.reading = False
+                feedback.reading, read = False, clock()
                 self._news = True
                 self._take_events(given)
                 del given
             else:
                 frames = list(await stream.receive())
-                feedback.reading = False
+                feedback.reading, read = False, clock()
                 await self._take_frames(frames)
                 frames.clear()
+            self._note_arrival(began, read, clock())
             # the caller can do nothing with a part of a transaction
             if self._news or self._queue or self._lsn_awaited:
                 self._news = False
@@ -398,6 +418,13 @@ class Receiver:
         if given.moment is not None:
             self._note_moment(given.moment)
         self._feedback.wake()
+
+    def _note_arrival(self, began: float, read: float, decoded: float) -> None:
+        self.times.phases["receive"] += read - began
+        self.times.phases["decode"] += decoded - read
+        last, known = self.popped + len(self._queue), self.arrival
+        if last > (self._arrivals[-1].last if known is not None else self.popped):
+            self._arrivals.append(Arrival(last, read, decoded))
 
     def _note_moment(self, sent: int) -> None:
         self.sent_at, self.received_at = kept_in_years(sent) / 1_000_000 + _EPOCH_SECONDS, time.time()

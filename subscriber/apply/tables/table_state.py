@@ -133,6 +133,7 @@ class TableStates:
         self.adds_new = False
         self.parking: dict[TableName, TableEntry] = {}
         self.replicated = set[int]()
+        self.copies_begin: float | None = None
         self.changed = Watchers()
 
     def load(self, entries: Mapping[TableName, TableEntry], position: Lsn) -> None:
@@ -158,6 +159,10 @@ class TableStates:
         """The table's state; None if it is not part of the subscription."""
         entry = self._entries.get(table)
         return None if entry is None else entry.state
+
+    def needs_copy(self, table: TableName) -> bool:
+        """Whether the table's rows are still to be copied or reconciled, or this is being done."""
+        return self.state(table) in {TableState.INIT, TableState.DATASYNC}
 
     def may_join_group(self, table: TableName) -> bool:
         """Whether the table is in INIT, and its rows are copied or reconciled, but not replaced."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Collection, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from itertools import takewhile
 from types import MappingProxyType
@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 _FEW: Final = 4
 """Up to this number, tables are synchronized one by one."""
 _NO_SIZES: Final[Mapping[TableName, int]] = MappingProxyType({})
+_WINDOW_SECONDS: Final = 1.0
+"""How often it is looked whether copies may begin, or whether the user has changed that."""
 _FAILED_GROUPS: Final = 3
 _ALONE_SECONDS: Final = 10.0
 """How long tables are synchronized one by one after several consecutive groups failed.
@@ -74,6 +76,8 @@ class SyncLauncher:
         parking: parks tables that cannot be synchronized.
         groups: synchronizes many tables at once; None: the target cannot.
         sizes: bytes of tables, as far as known. The largest are copied first, so that no single one is left at the end.
+        opens: returns when copies may begin, in seconds since 1970; None: now. A copy that has begun is not paused: it would keep its
+            snapshot, and with it all dead rows on the publisher.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class SyncLauncher:
         parking: Parking | None = None,
         groups: GroupSynchronization | None = None,
         sizes: Mapping[TableName, int] = _NO_SIZES,
+        opens: Callable[[], float | None] = lambda: None,
     ) -> None:
         self._states = states
         self._settings = settings
@@ -94,6 +99,8 @@ class SyncLauncher:
         self._parking = parking or Parking(states)
         self._groups = groups
         self._sizes = sizes
+        self._opens = opens
+        self._is_closed = False
         self._work: dict[TableName, TableSynchronization] = {}
         self._backoff: dict[TableName, Backoff] = {}
         self._not_before: dict[TableName, float] = {}
@@ -116,6 +123,7 @@ class SyncLauncher:
         running = self._running
         try:
             while True:
+                self._look_at_window()
                 self._start_due()
                 changed = asyncio.create_task(self._states.changed.wait(self._has_due))
                 try:
@@ -164,7 +172,15 @@ class SyncLauncher:
                 errors.append(error)
         return errors
 
+    def _look_at_window(self) -> None:
+        opens, states = self._opens(), self._states
+        self._is_closed = opens is not None
+        waits = self._is_closed and states.any_unsynchronized(lambda table: table not in self._busy and states.needs_copy(table))
+        states.copies_begin = opens if waits else None
+
     def _is_due(self, table: TableName) -> bool:
+        if self._is_closed and self._states.needs_copy(table):
+            return False
         if table in self._busy or table in self._states.parking or not (self._states.is_unsynchronized(table) or table in self._backoff):
             return False
         return self._begins(table) <= asyncio.get_running_loop().time()
@@ -247,6 +263,8 @@ class SyncLauncher:
         return work
 
     def _pause(self) -> float | None:
+        if self._is_closed:
+            return _WINDOW_SECONDS
         if self._is_full:
             return None
         now = asyncio.get_running_loop().time()

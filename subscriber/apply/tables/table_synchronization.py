@@ -59,6 +59,7 @@ from subscriber.interfaces import (
 )
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
+from subscriber.rate_limit import RateLimit
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
 from subscriber.waits import moved
@@ -186,6 +187,7 @@ class SyncRun:
         copy_format: the format of initial copies.
         progress: is told about copies.
         reconciled: what was done to tables that were not copied.
+        apply_rate: limits the changes that are applied to catch up.
     """
 
     oid: int
@@ -197,6 +199,7 @@ class SyncRun:
     copy_format: CopyFormat
     progress: CopyProgress
     reconciled: dict[TableName, ReconciledRows]
+    apply_rate: RateLimit
 
     def note_reconciled(self, table: TableName, found: ReconciledRows) -> None:
         """Log and keep what was done."""
@@ -427,6 +430,7 @@ class TableSynchronization:
         tracker.applied_to(batch.end_lsn)
         tracker.flush(batch.end_lsn)
         receiver.report()
+        await self._run.apply_rate.spend(sum(each.size for each in batch.transactions))
 
     def _gate(self, relation: Relation, final_lsn: Lsn) -> bool:
         return relation.namespace == self._table.namespace and relation.name == self._table.name

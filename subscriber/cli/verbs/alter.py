@@ -8,11 +8,11 @@ from typing import Final
 
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
-from subscriber.config import ALTERABLE, BOOLEAN, PARAMETERS, Option, Settings, parse_changes
+from subscriber.config import ALTERABLE, BOOLEAN, LIVE, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription, limit_copies
+from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription, set_limits
 from subscriber.subscription.management.status import reset_subscription_stats
 
 __all__ = ["add_arguments"]
@@ -86,9 +86,8 @@ async def _execute(args: argparse.Namespace) -> int:
         confirm(args, f'altered subscription "{args.name}"')
         return 0
     act = _form(args)
-    # the only parameter that a running worker follows
-    if not _has_form(args) and (changes := parse_changes(args.options)).keys() == {"max_copy_rate"}:
-        await limit_copies(args.name, target=args.target, rate=changes["max_copy_rate"])
+    if not _has_form(args) and (changes := parse_changes(args.options)).keys() <= LIVE.keys():
+        await set_limits(args.name, changes, target=args.target)
         confirm(args, f'altered subscription "{args.name}"')
         return 0
     async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:

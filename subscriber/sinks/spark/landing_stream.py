@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber import crash_points
+from subscriber.batch_times import committing
 from subscriber.errors import (
     ApplyError,
     ConfigurationError,
@@ -152,6 +153,7 @@ class LandingStream:
     async def _land(self) -> None:
         """Make durable what was collected, even without rows, and report it."""
         before = self.lander.zone.last
+        committing()
         await self.lander.land()
         position = self.lander.position
         if position > max(before, self.lander.zone.last):

@@ -18,7 +18,7 @@ from subscriber.apply.all_changes import find_own_rows, require_all_changes
 from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Catalog, Definition, MovableCatalog, OwnedCatalog, ResyncingCatalog
 from subscriber.catalog.subscriptions import StoredCatalog, no_such_subscription
-from subscriber.config import ALTERABLE, KEYED, NO_SLOT, CopyData, Settings, parse_changes
+from subscriber.config import ALTERABLE, KEYED, LIVE, NO_SLOT, CopyData, Settings, parse_changes
 from subscriber.errors import ConfigurationError, RelationError, SubscriberError, TargetError, raise_all
 from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.commands import alter_replication_slot
@@ -35,7 +35,7 @@ from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session, check_conninfo
 
-__all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "limit_copies"]
+__all__ = ["SubscriptionAlteration", "accept_target", "alter_subscription", "set_limits"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,26 +57,27 @@ async def accept_target(name: str, *, target: str) -> None:
         await catalog.close()
 
 
-async def limit_copies(name: str, *, target: str, rate: float) -> None:
-    """Set ``max_copy_rate``. The worker keeps running, and its copies follow within seconds.
+async def set_limits(name: str, limits: Mapping[str, Any], *, target: str) -> None:
+    """Set ``max_copy_rate``, ``max_apply_rate`` or ``copy_window``. The worker keeps running, and follows within seconds.
 
     Args:
         name: of the subscription.
+        limits: the new values.
         target: URL or conninfo of the target.
-        rate: bytes per second; 0: no limit.
 
     Raises:
-        ConfigurationError: the rate is out of range.
+        ConfigurationError: a rate is out of range.
         TargetError: the subscription does not exist, or the target cannot be reached.
     """
-    ALTERABLE["max_copy_rate"].check_range(rate)
+    for each, value in limits.items():
+        LIVE[each].check_range(value)
     catalog = await open_catalog(target, "subscriber alter")
     try:
         found = next((each for each in await catalog.subscriptions() if each.name == name), None)
         if found is None:
             raise no_such_subscription(name)
-        await catalog.update(found.oid, {"max_copy_rate": rate})
-        _tell_of_next_run(found, ["max_copy_rate"])
+        await catalog.update(found.oid, dict(limits))
+        _tell_of_next_run(found, limits)
     finally:
         await catalog.close()
 

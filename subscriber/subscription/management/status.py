@@ -44,7 +44,7 @@ class State(StrEnum):
     def words(self) -> str:
         """The state as text for people."""
         if self is State.DEFINED_BY_COMMAND_LINE:
-            return "not running (defined by its command line)"
+            return "not running (defined by its command line or configuration file)"
         return self.value.replace("_", " ")
 
 

@@ -44,6 +44,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "lag_bytes": status.lag_bytes,
         "lag_seconds": _number(status.lag_seconds),
         "relay_log": None if worker is None or found.details.relay_log is None else _relay_log(found.details.relay_log),
+        "copies_begin": None if worker is None or found.details.copies_begin is None else _seconds(found.details.copies_begin),
         "transactions": worker and worker.transactions,
         "changes": worker and worker.changes,
         "transactions_per_second": _number(worker and worker.transactions_per_second),

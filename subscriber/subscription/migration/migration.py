@@ -43,7 +43,7 @@ from subscriber.interfaces.sequences import SequenceChoice
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.comparison.verify import verify
-from subscriber.subscription.management.alter import limit_copies
+from subscriber.subscription.management.alter import set_limits
 from subscriber.subscription.management.create import create_subscription
 from subscriber.subscription.management.schema import SchemaOptions, check_client_programs
 from subscriber.subscription.management.sequences import require_named
@@ -318,7 +318,7 @@ class Migration:
         else:
             self._tell(f'subscription "{spec.name}" exists')
             if self._max_rate is not None and self._max_rate != found.definition.options.max_copy_rate:
-                await limit_copies(spec.name, target=spec.target, rate=self._max_rate)
+                await set_limits(spec.name, {"max_copy_rate": self._max_rate}, target=spec.target)
 
     async def _check(self) -> None:
         """Find tables that cannot be replicated before hours of copying."""

@@ -21,9 +21,9 @@ from subscriber.interfaces import (
     TargetRows,
 )
 from subscriber.protocol.lsn import Lsn
+from subscriber.rate_limit import RateLimit
 from subscriber.subscription.run.reconciliation import reconcile
 from subscriber.walreceiver.copying import table_copy
-from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
 
 __all__ = ["PublishedGroup", "PublishedSnapshot"]
@@ -41,7 +41,7 @@ class PublishedSnapshot:
         rate: limits what is read here; not what a sink reads in its own sessions.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: CopyRate) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: RateLimit) -> None:
         self._rate = rate
         self._snapshot = snapshot
         self._range_size = range_size
@@ -86,6 +86,7 @@ class PublishedSnapshot:
                 verify=partial(_verify, table),
                 advanced=advanced,
                 mode=mode,
+                limit=self._rate,
             )
 
     async def verify(self, table: PublishedTable) -> None:
@@ -133,7 +134,7 @@ async def _verify(table: PublishedTable, reader: SnapshotReader) -> None:
         raise outdated(table.name)
 
 
-async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], rate: CopyRate) -> AsyncIterator[bytes]:
+async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], rate: RateLimit) -> AsyncIterator[bytes]:
     """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
 
     Raises:
@@ -167,7 +168,7 @@ class PublishedGroup:
         rate: limits the copies.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, describe: Describe, rate: CopyRate) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, describe: Describe, rate: RateLimit) -> None:
         self._rate = rate
         self._snapshot = snapshot
         self._describe = describe
@@ -225,6 +226,7 @@ class PublishedGroup:
                 verify=partial(_verify, table),
                 advanced=advanced,
                 mode=SyncMode.RECONCILE,
+                limit=self._rate,
                 expects=self._differed,
                 one_transaction=True,
             )

@@ -11,10 +11,10 @@ from subscriber.config import SubscriptionOptions
 from subscriber.interfaces import CopyFormat, Position, PublishedTable, ReplicationStream, TableName
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.session_name import session_name
+from subscriber.rate_limit import RateLimit
 from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
-from subscriber.walreceiver.copying.copy_rate import CopyRate
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_sources, published_tables
@@ -38,7 +38,7 @@ class PublisherSource:
         rate: limits the copies.
     """
 
-    def __init__(self, spec: RunSpec, main: Position, rate: CopyRate) -> None:
+    def __init__(self, spec: RunSpec, main: Position, rate: RateLimit) -> None:
         self._spec = spec
         self._rate = rate
         self._main = main

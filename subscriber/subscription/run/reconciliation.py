@@ -44,6 +44,7 @@ from subscriber.interfaces import (
     SyncMode,
     TargetRows,
 )
+from subscriber.rate_limit import RateLimit
 from subscriber.verification.compare import TableComparison
 from subscriber.verification.model import Quiet, TableReport, VerificationLimits
 from subscriber.verification.parts import WHOLE, Key, Part
@@ -88,6 +89,7 @@ async def reconcile(
     verify: Callable[[SnapshotReader], Awaitable[None]],
     advanced: Count,
     mode: SyncMode,
+    limit: RateLimit,
     expects: bool = False,
     one_transaction: bool = False,
 ) -> ReconciledRows | None:
@@ -103,6 +105,7 @@ async def reconcile(
         verify: raises an error if a session does not see the publisher's rows, because the table was rewritten or renamed.
         advanced: called with the number of rows that are done.
         mode: in mode COPY, ``rows`` are those of a copy that was interrupted; else they are all rows of the table.
+        limit: of the bytes of the publisher's rows that are compared or read. Compared rows have the average size of the table's.
         expects: the rows probably differ. Then they are read once less.
         one_transaction: all replacements are in one transaction of the target, which the first error ends.
 
@@ -141,9 +144,11 @@ async def reconcile(
         named=readers[0],
         turn=turn,
         advanced=advanced,
+        limit=limit,
         may_delay=not one_transaction,
     )
-    work = _Comparisons(planned, publisher, replacements, mode, expects=expects)
+    width = table.size / table.estimated_rows if table.estimated_rows else 0.0
+    work = _Comparisons(planned, publisher, replacements, mode, rate=_ComparedRows(limit, width), expects=expects)
     await (work.whole(plan) if isinstance(plan, Blocks) or not planned.key else work.ranges(plan.parts))
     await replacements.finish()
     written = replacements.written
@@ -156,6 +161,18 @@ async def _in_turn(turn: asyncio.Lock, reader: SnapshotReader, sql: str, /, *val
         return await reader.execute(sql, *values)
 
 
+class _ComparedRows(Rate):
+    """Counts rows as bytes. A row counts as ``width`` bytes."""
+
+    def __init__(self, limit: RateLimit, width: float) -> None:
+        super().__init__(None)
+        self._limit = limit
+        self._width = width
+
+    async def spend(self, rows: int) -> None:
+        await self._limit.spend(round(rows * self._width))
+
+
 class _Comparisons:
     """Finds what differs in one table.
 
@@ -164,17 +181,21 @@ class _Comparisons:
         publisher: the sessions there.
         replacements: of the rows that differ.
         mode: see :func:`reconcile`.
-        expects: see there.
+        rate: limits the rows that are compared.
+        expects: see :func:`reconcile`.
 
     Attributes:
         compared: how many rows of the publisher were compared.
     """
 
-    def __init__(self, planned: PlannedTable, publisher: Side, replacements: _Replacements, mode: SyncMode, *, expects: bool) -> None:
+    def __init__(
+        self, planned: PlannedTable, publisher: Side, replacements: _Replacements, mode: SyncMode, *, rate: Rate, expects: bool
+    ) -> None:
         self._planned = planned
         self._publisher = publisher
         self._replacements = replacements
         self._mode = mode
+        self._rate = rate
         self._each = 1
         self._expects = expects
         self.compared = 0
@@ -232,7 +253,7 @@ class _Comparisons:
             key=self._planned.key,
             columns=self._planned.columns,
             limits=VerificationLimits(jobs=jobs, max_differences=most, max_reads=_READS),
-            rate=Rate(None),
+            rate=self._rate,
             progress=Quiet(),
             report=report,
         )
@@ -254,6 +275,7 @@ class _Replacements:
         named: reads rows by their keys.
         turn: held while it reads.
         advanced: see :func:`reconcile`.
+        limit: see there.
         may_delay: a replacement that fails may be made again later.
 
     Attributes:
@@ -273,9 +295,11 @@ class _Replacements:
         named: SnapshotReader,
         turn: asyncio.Lock,
         advanced: Count,
+        limit: RateLimit,
         may_delay: bool,
     ) -> None:
         self._may_delay = may_delay
+        self._limit = limit
         self._sink = sink
         self._table = table
         self._key = key
@@ -322,6 +346,7 @@ class _Replacements:
             rows = await rows_by_key(self._named, self._table, self._key, whole, by_text=True, operators=self._operators)
         counted.rows, counted.deleted = len(rows), len(whole) - len(rows)
         size = sum(len(value or "") for row in rows for value in row)
+        await self._limit.spend(size)
         fit = len(whole) * _BYTES // max(size, 1)
         self._batch = max(min(fit, len(whole) * _GROWTH, _ROWS), 1)
         return rows

@@ -11,12 +11,13 @@ from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.tables.table_state import TableStates, Watchers
 from subscriber.apply.tables.table_synchronization import ReconciledRows
 from subscriber.catalog.verifications import TableVerification
+from subscriber.config.copy_window import CopyWindow
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, TableName, TableState, WorkerState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.rate_limit import RateLimit
 from subscriber.stream_session import StreamSession
 from subscriber.transaction.feedback import FlushTracker
-from subscriber.walreceiver.copying.copy_rate import CopyRate
 
 if TYPE_CHECKING:
     from subscriber.subscription.run.relay import Relay
@@ -56,6 +57,8 @@ class RunState:
         verifications: the last verification of each table, as far as this run has read it.
         reconciled: what was done to tables that were reconciled in this run.
         copy_rate: limits the copies of this subscription, also in the next run.
+        apply_rate: limits the changes that are applied.
+        window: the hours in which copies may begin; None: all.
         watchers: are notified of changes to everything here.
     """
 
@@ -80,7 +83,8 @@ class RunState:
         self.hold: Hold | None = None
         self.verifications: dict[TableName, TableVerification] = {}
         self.reconciled: dict[TableName, ReconciledRows] = {}
-        self.copy_rate = CopyRate()
+        self.copy_rate, self.apply_rate = RateLimit(), RateLimit()
+        self.window: CopyWindow | None = None
         self.watchers = Watchers()
         self._caught_up: StreamSession | None = None
 
@@ -157,6 +161,10 @@ class RunState:
     def is_copying(self) -> bool:
         """Whether the run has a table to synchronize whose latest attempt did not fail."""
         return self.active and any(self.retry_of(table) is None for table in self.states.unsynchronized)
+
+    def window_opens(self) -> float | None:
+        """When copies may begin, in seconds since 1970. None: now."""
+        return self.window.opens(time.time()) if self.window is not None else None
 
     def end_retries(self) -> None:
         """No retry follows in this run."""

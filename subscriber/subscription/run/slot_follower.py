@@ -96,7 +96,7 @@ class SlotFollower:
         self._undecodable_at: Lsn | None = None
         self._cautiously = False
         self._attempt_began = self._began
-        self._failures, self._failed_at = 0, INVALID_LSN
+        self._failures, self._failed_at, self._is_temporary = 0, INVALID_LSN, True
         self._cautious_until = self._began
         self._has_forgotten = False
         self.empty_prepares = True
@@ -158,13 +158,17 @@ class SlotFollower:
 
     def _failed(self, error: SubscriberError, pause: float) -> Retry:
         """Describe the failed attempt. The count restarts at 1 if the attempt lasted for a while or moved the position."""
-        flushed = self._state.tracker.flushed
-        lasted = asyncio.get_running_loop().time() - self._attempt_began
-        if flushed > self._failed_at or lasted > self._spec.settings.wal_retrieve_retry_interval:
+        if self._has_got_further():
             self._failures = 0
         self._failures += 1
-        self._failed_at = flushed
+        self._failed_at = self._state.tracker.flushed
+        self._is_temporary = policy(error) is Policy.SOON
         return Retry(error.one_line(), self._failures, time.time() + pause)
+
+    def _has_got_further(self) -> bool:
+        """Whether the attempt got further than the one that failed before, or lasts for a while."""
+        lasted = asyncio.get_running_loop().time() - self._attempt_began
+        return self._state.tracker.flushed > self._failed_at or lasted > self._spec.settings.wal_retrieve_retry_interval
 
     def _level(self, error: SubscriberError) -> int:
         # before the first stream we only wait for a slot or for a server that is starting up; if that fails, the error is raised
@@ -236,6 +240,7 @@ class SlotFollower:
         state = self._state
         state.tracker, state.session = session.tracker, session
         state.applied.times.restart()
+        session.receiver.times = state.applied.times
         self._was_streaming = self._is_streaming = True
         self._is_settled = False
         self._cautious_until = asyncio.get_running_loop().time() + _CAUTIOUS_SECONDS
@@ -271,6 +276,7 @@ class SlotFollower:
             skipping=skipping,
             parallel=parallel,
             parking=self._parking,
+            rate=state.apply_rate,
         )
         try:
             async with parallel:
@@ -327,7 +333,9 @@ class SlotFollower:
         """Note that a step was done."""
         self._backoff.reset()
         moved()
-        self._state.failed = None
+        # an attempt that has not reached the row that the target refuses has not succeeded
+        if self._state.failed is not None and (self._is_temporary or self._has_got_further()):
+            self._state.failed = None
         self._state.watchers.notify()
 
     def is_awaited(self, lsn: Lsn) -> bool:

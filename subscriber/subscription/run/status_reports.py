@@ -155,6 +155,7 @@ class StatusReports:
                 lag_seconds=state.lag_seconds,
                 left_out=state.states.left_out,
                 relay_log=state.relay.details if state.relay is not None else None,
+                copies_begin=state.states.copies_begin,
             ).to_json(),
         )
 

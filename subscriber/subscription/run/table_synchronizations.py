@@ -65,12 +65,20 @@ class TableSynchronizations:
             copy_format=copy_format(prepared.capabilities, spec.options),
             progress=progress,
             reconciled=state.reconciled,
+            apply_rate=state.apply_rate,
         )
         grouping = isinstance(target.opened, GroupingSink)
         groups = GroupSynchronization(self._run, target, source) if grouping else None
         disable = spec.options.on_error == "disable"
         self.launcher = SyncLauncher(
-            state.states, spec.settings, self, disable_on_error=disable, parking=parking, groups=groups, sizes=prepared.sizes
+            state.states,
+            spec.settings,
+            self,
+            disable_on_error=disable,
+            parking=parking,
+            groups=groups,
+            sizes=prepared.sizes,
+            opens=state.window_opens,
         )
 
     async def sweep_spools(self) -> None:

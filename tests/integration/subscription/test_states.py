@@ -150,7 +150,7 @@ def test_check_for_monitoring(other_replica: Replica) -> None:
     pair.catches_up()
     status, said = check(url)
     assert status == 2
-    assert said.startswith(f"SUBSCRIBER CRITICAL - {pair.name} not running (defined by its command line)")
+    assert said.startswith(f"SUBSCRIBER CRITICAL - {pair.name} not running (defined by its command line or configuration file)")
     with running(*pair.arguments()):
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := check(url, "--max-lag", "60s"))[0] != 0:

@@ -28,6 +28,7 @@ from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnava
 from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableState
 from subscriber.protocol.capabilities import capabilities
 from subscriber.protocol.lsn import Lsn
+from subscriber.rate_limit import RateLimit
 from subscriber.stream_session import FollowedSlot
 from subscriber.subscription.run import slot_follower
 from subscriber.subscription.run.run_state import RunState, Stopped
@@ -191,6 +192,7 @@ class Process:
             copy_format=CopyFormat.TEXT,
             progress=Quiet(),
             reconciled={},
+            apply_rate=RateLimit(),
         )
         return TableSynchronization(shared, table, self.sink.open_table(table), MemorySpool())
 

@@ -53,6 +53,7 @@ class LauncherSetup:
         self.disable_on_error = disable_on_error
         self.sizes = dict[TableName, int]()
         self.parking: Parking | None = None
+        self.window: Callable[[], float | None] = lambda: None
         self.launcher = self.make_launcher()
 
     def make_launcher(self, groups: GroupSynchronization | None = None) -> SyncLauncher:
@@ -64,7 +65,11 @@ class LauncherSetup:
             groups=groups,
             sizes=self.sizes,
             parking=self.parking,
+            opens=self.opens,
         )
+
+    def opens(self) -> float | None:
+        return self.window()
 
     def make(self, name: TableName) -> TableSynchronization:
         self.made.append(name)
@@ -122,6 +127,28 @@ def test_few_tables_at_a_time_and_each_once(workers: int) -> None:
         assert setup.most == workers
         assert setup.begun[-1][0] == pytest.approx((5 - 1) // workers)
         assert setup.told == [(table(number), None) for number in range(5)]
+        assert setup.states.all_synchronized
+
+    run(work())
+
+
+def test_copies_begin_only_in_their_window() -> None:
+    async def work() -> None:
+        setup, clock = LauncherSetup(4, workers=1), asyncio.get_running_loop().time
+        setup.states.set(table(0), TableEntry(TableState.FINISHEDCOPY))
+        # open from 10 to 11.5, and from 20 on
+        setup.window = lambda: 10.0 if clock() < 10 else 20.0 if 11.5 <= clock() < 20 else None
+        async with setup.open():
+            await asyncio.sleep(5)
+            waited = [setup.states.copies_begin]
+            await asyncio.sleep(10)
+            waited.append(setup.states.copies_begin)
+            # the user removes the window
+            setup.window = lambda: None
+            await asyncio.sleep(5)
+            assert [*waited, setup.states.copies_begin] == [10, 20, None]
+        # what is copied catches up at any time, and a copy that has begun is completed
+        assert setup.begun == [(0, table(0)), (10, table(1)), (11, table(2)), (pytest.approx(15, abs=1.1), table(3))]
         assert setup.states.all_synchronized
 
     run(work())

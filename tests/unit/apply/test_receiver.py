@@ -180,6 +180,27 @@ async def test_events_in_order_with_their_memory() -> None:
 
 
 @simulated
+async def test_arrivals_are_those_of_the_next_event_and_are_forgotten() -> None:
+    async with session() as s:
+        for xid in range(1, 6):
+            s.stream.give([*transaction(xid * 2), *transaction(xid * 2 + 1)])
+            await asyncio.sleep(1)
+        moments = []
+        for _ in range(10):
+            assert s.receiver.arrival is not None
+            moments.append(s.receiver.arrival.read)
+            await s.event()
+        assert moments == pytest.approx([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
+        assert s.receiver.arrival is None
+        # a reader that never asks keeps only what waits
+        for xid in range(20, 40):
+            s.stream.give(transaction(xid))
+            await s.event()
+        assert len(s.receiver._arrivals) <= 1
+        assert s.receiver.times.phases["receive"] == pytest.approx(5, abs=0.1)
+
+
+@simulated
 async def test_wait_ends_with_its_timeout_and_when_woken() -> None:
     loop = asyncio.get_running_loop()
     async with session() as s:

@@ -28,6 +28,7 @@ from subscriber.errors import (
 from subscriber.interfaces import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
+from subscriber.rate_limit import RateLimit
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import PreparedTransaction
 from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
@@ -70,7 +71,10 @@ class WorkerSetup:
         self.rolled_back: set[int] = set()
         self.applied = AppliedTransactions()
         self.hold: Hold | None = None
-        self.worker = ApplyWorker(self.receiver, self.sink, self.states, self, two_phase=two_phase, skipping=Skipping(skip_lsn, "sub"))
+        self.rate = RateLimit()
+        self.worker = ApplyWorker(
+            self.receiver, self.sink, self.states, self, two_phase=two_phase, skipping=Skipping(skip_lsn, "sub"), rate=self.rate
+        )
 
     async def was_rolled_back(self, xid: int) -> bool:
         return xid in self.rolled_back
@@ -148,6 +152,39 @@ def test_applies_waiting_transactions_as_one_batch_and_acknowledges_it() -> None
             assert (setup.stream.last.write, setup.stream.last.flush, setup.stream.last.apply) == (308, 308, 308)
             assert setup.held == 0
             assert setup.progress
+
+    run(work())
+
+
+def test_limit_of_the_rate_follows_each_transaction_and_can_be_changed() -> None:
+    async def work() -> None:
+        async with running_worker() as (setup, task):
+            setup.rate.limit = 1.0
+            setup.stream.give(transaction(1))
+            await asyncio.sleep(0.1)
+            size = setup.sink.batches[0].transactions[0].size
+            assert (size > 10, setup.rows) == (True, ["1"])
+            setup.stream.give([frame for xid in (2, 3) for frame in transaction(xid)])
+            await asyncio.sleep(size - 1)
+            # the publisher hears of the position meanwhile
+            assert (setup.rows, setup.stream.last.flush) == (["1"], 108)
+            await asyncio.sleep(1)
+            assert setup.rows == ["1", "2", "3"]
+            setup.stream.give(transaction(4))
+            await asyncio.sleep(size)
+            assert setup.rows == ["1", "2", "3"]
+            setup.rate.limit = 0.0
+            await asyncio.sleep(1.1)
+            assert setup.rows == ["1", "2", "3", "4"]
+            assert setup.applied.times.phases["limit"] == pytest.approx(2 * size, abs=2)
+            # a stop does not wait for the limit
+            setup.rate.limit = 0.001
+            setup.stream.give(transaction(5))
+            await asyncio.sleep(0.1)
+            setup.stop()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.1)
+            assert task.done()
 
     run(work())
 

@@ -45,7 +45,15 @@ def test_wrong_value(capsys: pytest.CaptureFixture[str], verb: str, parameter: s
             expected = 'invalid value for parameter "synchronous_commit": "@@"'
         case "origin" | "on_error":
             expected = f'unrecognized {parameter} value: "@@"'
-        case "wal_receiver_timeout" | "max_copy_rate" | "park_after" | "park_retry" | "conflict_log_retention":
+        case (
+            "wal_receiver_timeout"
+            | "max_copy_rate"
+            | "max_apply_rate"
+            | "copy_window"
+            | "park_after"
+            | "park_retry"
+            | "conflict_log_retention"
+        ):
             expected = f'invalid value for parameter "{parameter}": "@@"'
         case "conflict":
             expected = "conflict requires the kind of the conflict"

@@ -30,6 +30,7 @@ from typing import Final
 from psycopg.pq.abc import PGresult
 
 from subscriber import crash_points
+from subscriber.batch_times import committing
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, RelationGate, TableName
 from subscriber.protocol.lsn import Lsn, kept_in_years
@@ -346,6 +347,7 @@ class Applier:
                 for target in sender.targets:
                     pipeline.send(UNCHANGED, None, parameters(target))
                 finish(pipeline)
+                committing()
                 crash_points.reached("postgres.end_sent")
             done = True
         except StatementFailed as failure:

@@ -18,6 +18,7 @@ from typing import Any, Final
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncTransaction
 
+from subscriber.batch_times import committing
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.engine import BEGIN
@@ -92,6 +93,7 @@ class Session:
             try:
                 with translated():
                     yield self._connection
+                    committing()
                     await transaction.commit()
                 known = True
             except SubscriberError as error:

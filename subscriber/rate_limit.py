@@ -1,4 +1,4 @@
-"""A limit for the bytes per second that all copies of a subscription read together. It can be changed while they run."""
+"""A limit for the bytes per second that several tasks of a subscription read or apply together. It can be changed while they run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Final
 
 from subscriber.waits import moved
 
-__all__ = ["CopyRate"]
+__all__ = ["RateLimit"]
 
 _LOOK_SECONDS: Final = 1.0
 """A new limit takes effect within so much time."""
 
 
-class CopyRate:
+class RateLimit:
     """Waits for as long as the bytes that were read are worth.
 
     Attributes:
@@ -27,11 +27,7 @@ class CopyRate:
 
     async def spend(self, count: int) -> None:
         """So many bytes were read. Wait until further ones may be read."""
-        if not self.limit:
-            self._owed = 0.0
-            return
-        self._pay()
-        self._owed += count
+        self.owe(count)
         # what others read meanwhile is theirs to wait for
         mine = self._owed
         while self.limit and mine > 0:
@@ -39,6 +35,17 @@ class CopyRate:
             mine -= pause * self.limit
             await asyncio.sleep(pause)
             moved()
+
+    def owe(self, count: int) -> None:
+        """So many bytes were read, by a task that waits for :attr:`pause` itself."""
+        self._pay()
+        self._owed = self._owed + count if self.limit else 0.0
+
+    @property
+    def pause(self) -> float:
+        """Seconds until further bytes may be read; 0: now. At most so many that a new limit takes effect soon."""
+        self._pay()
+        return min(self._owed / self.limit, _LOOK_SECONDS) if self.limit else 0.0
 
     def _pay(self) -> None:
         now = asyncio.get_running_loop().time()

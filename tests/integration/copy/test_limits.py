@@ -1,0 +1,55 @@
+"""Limits that a running subscription follows: the hours for copies, and the rate of changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+
+from subscriber import SubscriptionOptions, drop_subscription
+from subscriber.cli.http.overview import describe
+from subscriber.cli.http.sampler import Watched
+from subscriber.interfaces import TableState
+from tests.support.database import Database
+from tests.support.managed import create, launched, same
+from tests.support.observation import eventually, until
+from tests.support.program import subscriber
+
+
+async def test_limits_are_followed_without_a_restart(publisher18_db: Database, target_db: Database) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE late (id int PRIMARY KEY)")
+    publisher18_db.execute("INSERT INTO t VALUES (1, 'a'); CREATE PUBLICATION pub FOR ALL TABLES")
+    later = datetime.now(UTC) + timedelta(hours=2)
+    window = f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M}"
+    name = await create(publisher18_db, target_db, options=SubscriptionOptions(copy_window=window, synchronous_commit="on"))
+
+    async def alter(*options: str) -> None:
+        given = [word for option in options for word in ("-o", option)]
+        done = await asyncio.to_thread(subscriber, "alter", name, "--target", target_db.dsn, *given)
+        assert done.status == 0, done.errors
+
+    async with launched(target_db) as launcher:
+        await until(lambda: name in launcher.subscriptions and launcher.subscriptions[name].status.copies_begin is not None, "it waits")
+        running = launcher.subscriptions[name]
+        opens = running.status.copies_begin
+        assert opens is not None
+        assert 0 < opens - datetime.now(UTC).timestamp() <= 7200
+        assert {entry.state for entry in running.status.tables.values()} == {TableState.INIT}
+        assert describe(name, running.status, Watched())["copies"]["begin"] == opens
+        line = f"copies wait for copy_window ({window} UTC), which opens at "
+        await until(lambda: line in subscriber("status", "--target", target_db.dsn).output, "status says why", in_thread=True)
+        (status,) = json.loads((await asyncio.to_thread(subscriber, "status", "--json", "--target", target_db.dsn)).output)["subscriptions"]
+        assert datetime.fromisoformat(status["copies_begin"]).timestamp() == opens
+        await alter("copy_window=none", "max_copy_rate=10MB/s", "max_apply_rate=1kB/s")
+        await same(publisher18_db, target_db, name, "SELECT * FROM t")
+        # a transaction is applied at once, and its size holds up the next one
+        publisher18_db.execute("INSERT INTO t VALUES (2, repeat('x', 500000))")
+        await eventually(target_db, "SELECT count(*) FROM t", 2)
+        publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
+        await until(lambda: running.status.times.phases["limit"] > 0 and running.status.received > running.status.applied, "it is held up")
+        assert target_db.fetch("SELECT count(*) FROM t") == [(2,)]
+        await alter("max_apply_rate=0")
+        await same(publisher18_db, target_db, name, "SELECT * FROM t")
+        assert launcher.subscriptions[name] is running
+    await drop_subscription(name, target=target_db.dsn)
