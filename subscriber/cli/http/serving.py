@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from subscriber.cli.telemetry import exported
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _PACKAGES = ("aiohttp", "prometheus_client")
 
 @contextlib.contextmanager
 def served(address: str | None, site: Site) -> Iterator[None]:
-    """Serve a site at ``HOST:PORT`` inside the block. None: do not serve.
+    """Serve a site at ``HOST:PORT`` inside the block. None: do not serve. In both cases OpenTelemetry gets its metrics, if it is asked to.
 
     Raises:
         ConfigurationError: the address is invalid or in use, or a package is not installed.
     """
     if address is None:
-        yield
+        with exported(site, served=False):
+            yield
         return
     host, port = _parse(address)
     for package in _PACKAGES:
@@ -42,7 +44,8 @@ def served(address: str | None, site: Site) -> Iterator[None]:
     except OSError as error:
         raise ConfigurationError(f"cannot serve at {address}: {error.strerror or error}", hint="choose another HOST:PORT") from error
     try:
-        yield
+        with exported(site, served=True):
+            yield
     finally:
         server.stop()
 

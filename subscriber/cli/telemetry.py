@@ -1,0 +1,78 @@
+"""OpenTelemetry: export metrics and traces if the variables of its SDK ask for it. Without them nothing of it is imported.
+
+Needs ``pg-subscriber[otel]``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from subscriber.cli.http.site import Site
+
+__all__ = ["ENDPOINT", "exported"]
+
+_log = logging.getLogger(__name__)
+
+ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
+_ENDPOINTS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
+
+
+@contextlib.contextmanager
+def exported(site: Site, *, served: bool) -> Iterator[None]:
+    """Export what a site knows inside the block, if the environment names an endpoint. It may start and end at any time.
+
+    Args:
+        site: has the metrics.
+        served: whether a server runs :meth:`~subscriber.cli.http.site.Site.work`.
+    """
+    if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        yield
+        return
+    missing = [package for package in _PACKAGES if not _is_installed(package)]
+    if missing:
+        _log.warning("nothing is exported to OpenTelemetry: %s is not installed (hint: pip install 'pg-subscriber[otel]')", missing[0])
+        yield
+        return
+    from subscriber.cli.telemetry_export import Telemetry  # noqa: PLC0415 -- it needs these packages
+
+    telemetry = Telemetry(site.collector)
+    with contextlib.nullcontext() if served else _working(site.work), telemetry.watching():
+        try:
+            yield
+        finally:
+            telemetry.close()
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def _working(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
+    """Run this in a thread of its own, as the server would."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work())
+
+    def run() -> None:
+        with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
+            loop.run_until_complete(task)
+
+    thread = threading.Thread(target=run, name="telemetry", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
