@@ -20,7 +20,7 @@ ELSEWHERE := --ignore tests/spark --ignore tests/delta --ignore tests/docker --i
 QUICK := tests/unit tests/integration/subscription/test_replica.py tests/integration/publisher/test_stream.py
 
 .PHONY: help demo demo-migration compiled quick test test-spark test-crash test-matrix test-lowest test-postgres test-all test-docker test-debezium chaos soak crash-spark fuzz golden \
-	bench lint docs format wheel image hashes sbom servers mariadb clean
+	bench lint docs format wheel image hashes sbom servers mariadb promtool clean
 
 help:
 	@echo 'make demo         copy and follow a database under load, then prove both sides equal; TARGET=sqlite, mariadb, spark or a URL'
@@ -59,6 +59,9 @@ $(VENV)/.group-%: $(VENV)/.dev pyproject.toml $(CONSTRAINTS)
 
 servers: $(VENV)/.servers
 
+promtool: $(VENV)/.dev
+	$(BIN)/python -m tests.support.promtool
+
 mariadb: $(VENV)/.demo
 	$(BIN)/python -m subscriber.testing.mariadb_binaries
 
@@ -85,7 +88,7 @@ quick: TEST_ARGS = -n auto
 quick: $(VENV)/.dev
 	$(PYTEST) $(TEST_ARGS) -m 'not slow and not crash and not crash_points and not endurance and not spark' $(QUICK)
 
-test: $(VENV)/.dev $(VENV)/.servers mariadb
+test: $(VENV)/.dev $(VENV)/.servers mariadb promtool
 	$(PYTEST) $(TEST_ARGS) -m 'not crash_points and not endurance and not spark' $(ELSEWHERE)
 
 test-crash: $(VENV)/.dev mariadb

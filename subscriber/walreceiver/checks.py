@@ -16,7 +16,7 @@ from subscriber.interfaces import Finding, PublishedTable, TableName
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import missing_publications, other_identities, published_sequences
-from subscriber.walreceiver.publisher_errors import PLUGIN_HINT, invalidation_remedy
+from subscriber.walreceiver.publisher_errors import PLUGIN_HINT, START_OVER, invalidation_remedy
 from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 
@@ -140,7 +140,7 @@ async def _slot(connection: WalReceiverConnection, name: str | None) -> list[Fin
     if slot.database != dbname:
         return [Finding("error", f'replication slot "{name}" belongs to database "{slot.database}"', "use another slot_name")]
     if slot.lost:
-        remedy = f"{invalidation_remedy(slot.lost_because)}; drop the slot and copy the tables again with a new one"
+        remedy = f"{invalidation_remedy(slot.lost_because)}; {START_OVER}; without a subscription, drop the slot"
         return [Finding("error", f'replication slot "{name}" was invalidated ({slot.lost_because})', remedy)]
     findings = []
     if slot.active:

@@ -14,11 +14,9 @@ from dataclasses import replace
 from subscriber.errors import DataLossError, PublisherError
 from subscriber.interfaces import Position
 from subscriber.walreceiver.connection import SlotInfo, SystemIdentity, WalReceiverConnection
-from subscriber.walreceiver.publisher_errors import invalidation_remedy
+from subscriber.walreceiver.publisher_errors import START_OVER, invalidation_remedy
 
 __all__ = ["Diverged", "check_position"]
-
-_START_OVER = "`subscriber recover NAME` compares all tables with the publisher at a new slot, and writes what differs"
 
 
 class Diverged(DataLossError):
@@ -44,7 +42,7 @@ async def check_position(connection: WalReceiverConnection, position: Position, 
     if identity.system_identifier != position.system_identifier:
         raise DataLossError(
             f"the publisher's system identifier is {identity.system_identifier}, but {holder} was filled from {position.system_identifier}",
-            hint=f"connect to the old publisher; {_START_OVER}",
+            hint=f"connect to the old publisher; {START_OVER}",
         )
     position = await _check_timeline(connection, position, identity, holder)
     _check_slot(await connection.slot(position.slot_name), position, identity, holder)
@@ -52,7 +50,7 @@ async def check_position(connection: WalReceiverConnection, position: Position, 
         raise Diverged(
             f"the publisher's WAL ends at {identity.xlogpos}, before {holder}'s position {position.lsn}: it was restored"
             " to an earlier time",
-            hint=f"find out what the publisher lost; {_START_OVER}",
+            hint=f"find out what the publisher lost; {START_OVER}",
         )
     return position
 
@@ -63,7 +61,7 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
     if identity.timeline < position.timeline:
         raise DataLossError(
             f"the publisher is on timeline {identity.timeline}, but {holder}'s position {position.lsn} is of timeline {position.timeline}",
-            hint=f"connect to the server that was promoted; {_START_OVER}",
+            hint=f"connect to the server that was promoted; {START_OVER}",
         )
     history = await connection.timeline_history(identity.timeline)
     switched = next((entry.switchpoint for entry in history if entry.timeline == position.timeline), None)
@@ -72,7 +70,7 @@ async def _check_timeline(connection: WalReceiverConnection, position: Position,
         raise Diverged(
             f"the publisher is on timeline {identity.timeline}; timeline {position.timeline} of {holder}'s position {position.lsn}"
             f" {where}: {holder} holds changes that the promoted server never had",
-            hint=_START_OVER,
+            hint=START_OVER,
         )
     return replace(position, timeline=identity.timeline)
 
@@ -82,7 +80,7 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
     if slot is None:
         raise DataLossError(
             f'replication slot "{name}" does not exist on the publisher any more: changes after {position.lsn} are lost',
-            hint=f"after a failover, make the slot a failover slot (-o failover=true, PostgreSQL 17); {_START_OVER}",
+            hint=f"after a failover, make the slot a failover slot (-o failover=true, PostgreSQL 17); {START_OVER}",
         )
     if slot.plugin != "pgoutput" or slot.database != identity.dbname:
         raise PublisherError(
@@ -93,12 +91,12 @@ def _check_slot(slot: SlotInfo | None, position: Position, identity: SystemIdent
     if slot.lost:
         raise DataLossError(
             f'replication slot "{name}" was invalidated ({slot.lost_because}): changes after {position.lsn} are lost',
-            hint=f"{invalidation_remedy(slot.lost_because)}; {_START_OVER}",
+            hint=f"{invalidation_remedy(slot.lost_because)}; {START_OVER}",
         )
     if slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn > position.lsn:
         raise DataLossError(
             f'replication slot "{name}" was advanced to {slot.confirmed_flush_lsn}, past position {position.lsn} of {holder}:'
             " the changes in between are lost",
             hint="the slot was recreated, advanced, or used by another subscriber; if the subscription ran with a relay log, start it with"
-            f" the same -c relay_log; {_START_OVER}",
+            f" the same -c relay_log; {START_OVER}",
         )

@@ -27,7 +27,16 @@ from subscriber.errors import (
     connection_hint,
 )
 
-__all__ = ["PLUGIN_HINT", "connect_error", "connection_lost", "conninfo_error", "invalidation_remedy", "is_undecodable", "result_error"]
+__all__ = [
+    "PLUGIN_HINT",
+    "START_OVER",
+    "connect_error",
+    "connection_lost",
+    "conninfo_error",
+    "invalidation_remedy",
+    "is_undecodable",
+    "result_error",
+]
 
 _POOLER_HINT: Final = "a connection pooler is in front of the publisher and passes no replication on: connect to the server itself"
 _CONNECT: Final[tuple[tuple[str, str, str], ...]] = (
@@ -84,6 +93,8 @@ _HINTS: Final = {
 
 PLUGIN_HINT: Final = "add pgoutput to output_plugin_libraries there (its default has it), and reload the configuration"
 """18.6, 17.11, 16.15, 15.19, 14.24 and later refuse a slot whose plugin is not in that list, also one that exists."""
+
+START_OVER: Final = "`subscriber recover NAME` compares all tables with the publisher at a new slot, and writes what differs"
 
 _INVALIDATIONS: Final = {
     "wal_removed": "increase max_slot_wal_keep_size on the publisher",
@@ -164,7 +175,7 @@ def result_error(result: pq.abc.PGresult, *, rows: bool = False) -> SubscriberEr
         hint = "see the publisher's log for the row; usual reasons are a row filter, a generated value, or text that is not UTF-8"
     if _LOST.search(text):
         detail = _field(result, pq.DiagnosticField.MESSAGE_DETAIL)
-        hint = f"{invalidation_remedy(detail or '')}; copy the tables again with a new slot"
+        hint = f"{invalidation_remedy(detail or '')}; {START_OVER}"
         return DataLossError(f"{text}: {_one_line(detail)}" if detail else text, sqlstate=sqlstate, hint=hint)
     if sqlstate == "55006" and "is active" in text:
         return SlotInUse(

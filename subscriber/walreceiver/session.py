@@ -30,7 +30,7 @@ from subscriber.protocol.session_settings import BACKEND_PID, READING, Run, pin,
 from subscriber.waits import awaiting
 from subscriber.walreceiver.publisher_errors import connect_error, connection_lost, conninfo_error, result_error
 
-__all__ = ["Row", "Session", "check_conninfo", "with_password"]
+__all__ = ["Row", "Session", "check_conninfo", "with_keywords", "with_password"]
 
 Row = tuple[str | None, ...]
 
@@ -298,6 +298,16 @@ def with_password(conninfo: str, password: str) -> str:
     """
     params = _parsed(conninfo)
     return conninfo if params.get("password") or params.get("service") else make_conninfo(conninfo, password=password)
+
+
+def with_keywords(conninfo: str, **keywords: str) -> str:
+    """The connection string with these keywords in place of those that it has.
+
+    Raises:
+        ConfigurationError: it cannot be parsed.
+    """
+    _parsed(conninfo)
+    return make_conninfo(conninfo, **keywords)
 
 
 def check_conninfo(conninfo: str) -> None:

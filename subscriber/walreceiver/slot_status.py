@@ -12,7 +12,7 @@ from typing import Any
 from subscriber.errors import PublisherError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
-from subscriber.walreceiver.publisher_errors import invalidation_remedy
+from subscriber.walreceiver.publisher_errors import START_OVER, invalidation_remedy
 from subscriber.walreceiver.session import Session
 
 __all__ = ["SlotObservation", "observe_slot"]
@@ -47,11 +47,11 @@ class SlotObservation:
     def danger(self) -> str | None:
         """Why the slot can no longer be used, or soon cannot."""
         if self.wal_status == "unreserved":
-            return "the slot will lose WAL soon"
+            return "the slot will lose WAL soon: raise max_slot_wal_keep_size if the publisher's disk has room"
         if self.wal_status != "lost":
             return None
         reason = self.invalidation_reason or "wal_removed"
-        return f"the slot was invalidated ({reason}): {invalidation_remedy(reason)}, and copy the tables again with a new slot"
+        return f"the slot was invalidated ({reason}): {invalidation_remedy(reason)}; {START_OVER}"
 
 
 async def observe_slot(conninfo: str, slot_name: str, *, application_name: str) -> SlotObservation:
