@@ -76,9 +76,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         if hasattr(args, "config"):
             args.configuration = _configuration(args)
         _set_up_log(args)
-        if _PASSWORDS & os.environ.keys():
-            from subscriber.cli.options import add_passwords  # noqa: PLC0415 -- a wrong usage ends before
+        if _PASSWORDS & os.environ.keys() or getattr(args, "target_port", None) or getattr(args, "target_user", None):
+            from subscriber.cli.options import add_passwords, complete_target  # noqa: PLC0415 -- a wrong usage ends before
 
+            complete_target(args)
             add_passwords(args, os.environ)
         if arguments is None:
             settle_collector()

@@ -21,6 +21,7 @@ __all__ = [
     "add_settings_argument",
     "add_sides_arguments",
     "add_target_argument",
+    "complete_target",
     "lsn",
     "names_of",
     "parameters_of",
@@ -156,8 +157,7 @@ def add_sequences_argument(parser: argparse.ArgumentParser, done: str) -> None:
         action="append",
         default=[],
         metavar="owned|all|none|PATTERN",
-        help=f"which sequences are {done}: those of columns of the published tables, all of the database, none, or also [SCHEMA.]NAME with"
-        " * and ?; may be repeated; default: all if the publications have all tables, else owned, and one that no column owns is an error",
+        help=f"which sequences are {done}, also [SCHEMA.]NAME with * and ?; may be repeated; default: as the publications",
     )
 
 
@@ -169,6 +169,29 @@ def add_target_argument(parser: argparse.ArgumentParser, *, required: bool = Tru
         metavar="URL",
         help="URL of the target: postgresql://user@host:5432/db, sqlite:///file.db, mariadb://user@host/db, spark:///directory",
     )
+    # -h is help
+    parser.add_argument("-p", dest="target_port", metavar="PORT", help="port of a PostgreSQL target, as psql takes it")
+    parser.add_argument("-U", dest="target_user", metavar="NAME", help="user of a PostgreSQL target, as psql takes it")
+
+
+def complete_target(args: argparse.Namespace) -> None:
+    """Add ``-p`` and ``-U`` to ``--target``.
+
+    Raises:
+        ConfigurationError: there is no target, or it is no PostgreSQL database.
+    """
+    names = {"port": "target_port", "user": "target_user"}
+    given = {name: value for name, each in names.items() if (value := getattr(args, each, None)) is not None}
+    if not given:
+        return
+    from subscriber.subscription.targets import is_plugin, is_postgres  # noqa: PLC0415 -- not for all verbs
+    from subscriber.walreceiver.session import with_keywords  # noqa: PLC0415
+
+    if args.target is None:
+        raise ConfigurationError("-p and -U need --target", hint="as in -d dbname=copy -U replicator")
+    if is_plugin(args.target) or not is_postgres(args.target):
+        raise ConfigurationError("-p and -U are for a PostgreSQL target", hint="put user and port into the URL of the target")
+    args.target = with_keywords(args.target, **given)
 
 
 def add_passwords(args: argparse.Namespace, environment: Mapping[str, str]) -> None:

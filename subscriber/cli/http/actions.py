@@ -6,13 +6,15 @@ An action runs beside the server, because ``alter`` waits until the subscription
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from subscriber.cli.http.overview import error_of
 from subscriber.config import Settings
@@ -57,28 +59,62 @@ def read_token(file: str | None) -> str | None:
     return token
 
 
+class ConfiguredSubscriptions(Protocol):
+    """Subscriptions that a configuration file defines. Any thread may use it."""
+
+    def target_of(self, name: str) -> str | None:
+        """The URL of a subscription's target. None: the file does not define it."""
+        ...
+
+    def held(self, name: str) -> AbstractContextManager[None]:
+        """Stop a subscription, and start it again at the end of the block."""
+        ...
+
+
 class Actions:
-    """The actions of one target whose subscriptions a launcher runs.
+    """The actions on the subscriptions that this process runs.
 
     Args:
-        target: its URL.
         settings: of the process.
         token: what a client must send. None: no actions.
+        launched: the targets whose catalogs define subscriptions.
+        configured: runs subscriptions that a configuration file defines.
 
     Attributes:
         log: the latest actions, newest first.
+        defined: the targets of the subscriptions that catalogs define, by name.
     """
 
-    def __init__(self, target: str, settings: Settings, token: str | None) -> None:
-        self._target, self._settings = target, settings
+    def __init__(
+        self,
+        settings: Settings,
+        token: str | None,
+        launched: Callable[[], Sequence[str]],
+        configured: ConfiguredSubscriptions | None = None,
+    ) -> None:
+        self._settings = settings
         self._token = token
+        self.launched = launched
+        self._configured = configured
         self._tasks = set[asyncio.Task[None]]()
         self.log: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
+        self.defined: Mapping[str, str] = {}
 
     @property
     def allowed(self) -> bool:
         """Whether there are actions."""
         return self._token is not None
+
+    def of(self, name: str) -> Sequence[str]:
+        """The actions that a subscription has. The configuration file says whether one of its own is enabled."""
+        if self._token is None:
+            return ()
+        if self._file_target(name) is not None:
+            return ("resync", "skip")
+        return ("enable", "disable", "resync", "skip") if name in self.defined else ()
+
+    def _file_target(self, name: str) -> str | None:
+        return None if self._configured is None else self._configured.target_of(name)
 
     async def answer(self, request: web.Request) -> web.Response:
         """``POST /api/action``."""
@@ -97,17 +133,24 @@ class Actions:
             name, act, what = _action(wanted)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return web.json_response({"error": f"not an action: {type(error).__name__}"}, status=400)
+        target = self._file_target(name) or self.defined.get(name)
+        if target is None or wanted["action"] not in self.of(name):
+            known = "there is no such subscription" if target is None else "the configuration file defines it: change it there"
+            return web.json_response({"error": f"not possible: {known}"}, status=404 if target is None else 403)
         entry = {"time": time.time(), "subscription": printable(name), "action": what, "state": "running", "error": None}
         self.log.appendleft(entry)
-        task = asyncio.create_task(self._act(name, act, entry))
+        task = asyncio.create_task(self._act(name, target, act, entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return web.json_response({"accepted": what}, status=202)
 
-    async def _act(self, name: str, act: Callable[[Any], Any], entry: dict[str, Any]) -> None:
+    async def _act(self, name: str, target: str, act: Callable[[Any], Any], entry: dict[str, Any]) -> None:
+        own = self._configured is not None and self._file_target(name) is not None
         try:
-            async with alter_subscription(name, target=self._target, settings=self._settings) as subscription:
-                await act(subscription)
+            # a launcher sees that a subscription is being altered; that of a file is stopped for it
+            with self._configured.held(name) if self._configured is not None and own else contextlib.nullcontext():
+                async with alter_subscription(name, target=target, settings=self._settings) as subscription:
+                    await act(subscription)
         except SubscriberError as error:
             entry |= {"state": "failed", "error": error_of(error)}
         except BaseException as error:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from subscriber.cli.http.sampler import Point, Watched
 from subscriber.errors import SubscriberError, TargetError
-from subscriber.interfaces import Retry, TableName, TableState
+from subscriber.interfaces import RelayLogDetails, Retry, TableName, TableState
 from subscriber.printable import printable
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run_status import Status
+from subscriber.walreceiver.slot_status import SlotObservation
 
-__all__ = ["STATES", "describe", "error_of", "table_rows"]
+__all__ = ["STATES", "describe", "error_of", "known", "table_rows"]
+
+_Known = TypeVar("_Known")
+_Shown = TypeVar("_Shown")
 
 STATES: Final = {
     TableState.INIT: "waiting",
@@ -43,18 +48,16 @@ def describe(name: str, status: Status, watched: Watched) -> dict[str, Any]:
         "silence": None if status.last_message is None else round(max(now - status.last_message, 0.0), 1),
         "lsn": {each: str(getattr(status, each)) for each in ("received", "applied", "flushed")},
         "publisher_lsn": str(watched.publisher_lsn(status)),
-        "retry": _retry(status.retry),
-        "error": None if status.latest_error is None else error_of(status.latest_error),
+        "retry": known(_retry, status.retry),
+        "error": known(error_of, status.latest_error),
         "error_time": status.last_error_time,
         "failing": status.retry is not None or not status.streaming,
-        "slot": _slot(watched),
-        "slot_error": None if watched.slot_error is None else error_of(watched.slot_error),
+        "slot": known(partial(_slot, seconds_until_lost=watched.seconds_until_lost), watched.slot),
+        "slot_error": known(error_of, watched.slot_error),
         "tables": _states(status),
         "parked": [_parked(status, table) for table, entry in status.tables.items() if entry.state is TableState.PARKED][:_SHOWN],
         "left_out": [{"table": printable(str(table)), "reason": printable(why)} for table, why in list(status.left_out.items())[:_SHOWN]],
-        "retrying": [
-            {"table": printable(str(table)), **(_retry(each) or {})} for table, each in list(status.table_retries.items())[:_SHOWN]
-        ],
+        "retrying": [{"table": printable(str(table)), **_retry(each)} for table, each in list(status.table_retries.items())[:_SHOWN]],
         "copies": _copies(status, watched.points, now),
         "conflicts": {
             each.removeprefix("confl_"): getattr(counted, each)
@@ -64,7 +67,7 @@ def describe(name: str, status: Status, watched: Watched) -> dict[str, Any]:
         "errors": {"apply": counted.apply_error_count, "sync": counted.sync_error_count},
         "transactions": counted.transactions,
         "changes": counted.changes,
-        "relay_log": _relay_log(status),
+        "relay_log": known(_relay_log, status.relay_log),
         "verified": _verified(status),
         "history": _history(watched.points),
     }
@@ -82,26 +85,24 @@ def error_of(error: SubscriberError) -> dict[str, Any]:
     }
 
 
-def _retry(retry: Retry | None) -> dict[str, Any] | None:
-    if retry is None:
-        return None
+def known(show: Callable[[_Known], _Shown], value: _Known | None) -> _Shown | None:
+    """What is shown of a value; None if it is not known."""
+    return None if value is None else show(value)
+
+
+def _retry(retry: Retry) -> dict[str, Any]:
     return {"error": printable(retry.error), "attempt": retry.attempt, "next_attempt": retry.next_attempt}
 
 
-def _slot(watched: Watched) -> dict[str, Any] | None:
-    slot = watched.slot
-    return (
-        None
-        if slot is None
-        else {
-            "active": slot.active,
-            "wal_status": slot.wal_status,
-            "retained": slot.retained_bytes,
-            "safe": slot.safe_wal_size,
-            "seconds_until_lost": watched.seconds_until_lost,
-            "danger": slot.danger,
-        }
-    )
+def _slot(slot: SlotObservation, seconds_until_lost: float | None) -> dict[str, Any]:
+    return {
+        "active": slot.active,
+        "wal_status": slot.wal_status,
+        "retained": slot.retained_bytes,
+        "safe": slot.safe_wal_size,
+        "seconds_until_lost": seconds_until_lost,
+        "danger": slot.danger,
+    }
 
 
 def _states(status: Status) -> dict[str, int]:
@@ -140,23 +141,19 @@ def _copies(status: Status, points: Sequence[Point], now: float) -> dict[str, An
         "rows_per_second": round(rate),
         "seconds_left": (whole - rows) / rate if complete and rate > 0 else None,
         "complete": complete,
+        "begin": status.copies_begin,
     }
 
 
-def _relay_log(status: Status) -> dict[str, Any] | None:
-    log = status.relay_log
-    return (
-        None
-        if log is None
-        else {
-            "size": log.size,
-            "limit": log.limit,
-            "paused": log.paused,
-            "oldest": None if log.oldest is None else str(log.oldest),
-            "retry": _retry(log.retry),
-            "failure": None if log.failure is None else printable(log.failure),
-        }
-    )
+def _relay_log(log: RelayLogDetails) -> dict[str, Any]:
+    return {
+        "size": log.size,
+        "limit": log.limit,
+        "paused": log.paused,
+        "oldest": None if log.oldest is None else str(log.oldest),
+        "retry": known(_retry, log.retry),
+        "failure": known(printable, log.failure),
+    }
 
 
 def _verified(status: Status) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
 from subscriber.walreceiver.slot_status import SlotObservation
 
-__all__ = ["LARGEST", "Point", "Sampler", "Subscriptions", "Watched"]
+__all__ = ["LARGEST", "Point", "Sampler", "Subscriptions", "Watched", "answer_of"]
 
 Subscriptions = Callable[[], Mapping[str, Subscription]]
 
@@ -152,7 +152,14 @@ class Sampler:
         try:
             async with asyncio.timeout(_PUBLISHER_SECONDS):
                 watched.note_slot(await subscription.observe_slot(), time.monotonic())
-        except SubscriberError as error:
-            watched.slot, watched.slot_error = None, error
-        except TimeoutError:
-            watched.slot, watched.slot_error = None, SubscriberError(f"the publisher did not answer within {_PUBLISHER_SECONDS:g} s")
+        except (SubscriberError, OSError) as error:
+            watched.slot, watched.slot_error = None, answer_of("the publisher", error, _PUBLISHER_SECONDS)
+
+
+def answer_of(server: str, error: SubscriberError | OSError, seconds: float) -> SubscriberError:
+    """What is shown for an error of a server that was asked."""
+    if isinstance(error, SubscriberError):
+        return error
+    if isinstance(error, TimeoutError):
+        return SubscriberError(f"{server} did not answer within {seconds:g} s")
+    return SubscriberError(f"{server} could not be asked: {error.strerror or type(error).__name__}")

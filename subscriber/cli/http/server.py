@@ -8,9 +8,9 @@ connections, the oldest ones end. So what a client can hold is bounded: a socket
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
+import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final
@@ -51,6 +51,7 @@ class ServerThread:
         self._started: Future[None] = Future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
+        self._defect: str | None = None
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def _serve(self) -> None:
@@ -105,7 +106,7 @@ class ServerThread:
             for address in runner.addresses[:1]:
                 _log.info("serving metrics at http://%s:%d/metrics", host, address[1])
             self._started.set_result(None)
-            tasks = [asyncio.create_task(_limit(runner)), asyncio.create_task(_logged(self._site.work))]
+            tasks = [asyncio.create_task(_limit(runner)), asyncio.create_task(self._work())]
             await self._end.wait()
         finally:
             for task in tasks:
@@ -113,8 +114,21 @@ class ServerThread:
             await asyncio.gather(*tasks, return_exceptions=True)
             await runner.cleanup()
 
+    async def _work(self) -> None:
+        """Let the site look at the servers. An error that it does not expect is a defect: it ends this, and ``/healthz`` tells it."""
+        try:
+            await self._site.work()
+        except Exception as error:
+            # not its text, which may have values
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self._defect = f"{type(error).__name__} in {place.filename}:{place.lineno}"
+            _log.error("the page and the metrics show old values from now on, replication continues: %s", self._defect)
+            raise
+
     async def _healthz(self, request: web.Request) -> web.Response:
-        """Whether the program works: its main event loop answers."""
+        """Whether the program works: its main event loop answers, and what this server shows is not old."""
+        if self._defect is not None:
+            return web.Response(status=503, text=f"the page and the metrics show old values: {self._defect}; start the program again\n")
         answered = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_nothing(), self._main))
         try:
             async with asyncio.timeout(_ALIVE_SECONDS):
@@ -134,15 +148,11 @@ async def _nothing() -> None:
 
 @web.middleware
 async def _answered(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-    """Answer once on each connection. An error of a handler is one line in the log, and says nothing to the client."""
+    """Answer once on each connection. An unexpected error of a handler ends its request: aiohttp logs it, and answers 500."""
     try:
         response = await handler(request)
     except web.HTTPException as error:
         response = web.Response(status=error.status, text=f"{error.reason}\n", headers=_allowed(error))
-    except Exception as error:  # noqa: BLE001 -- whatever it is, replication continues
-        # not its text, which may have values
-        _log.error("could not answer %s: %s", request.path, type(error).__name__)
-        response = web.Response(status=500, text="internal error: see the log\n")
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
     response.force_close()
@@ -166,13 +176,3 @@ async def _limit(runner: web.AppRunner) -> None:
                 if transport is not None:
                     transport.abort()
         await asyncio.sleep(0.5)
-
-
-async def _logged(work: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        with contextlib.suppress(asyncio.TimeoutError):
-            try:
-                await work()
-            except Exception as error:  # noqa: BLE001 -- whatever it is, replication continues
-                _log.error("the page shows old values: %s", type(error).__name__)
-        await asyncio.sleep(5.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.apply.apply_times import BUCKETS
@@ -26,12 +27,18 @@ class SubscriptionCollector:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
+        self._turn = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
         """Return no families: nothing is known in advance."""
         return []
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterable[Metric]:
+        # Prometheus and OpenTelemetry may ask at the same time
+        with self._turn:
+            return self._collect()
+
+    def _collect(self) -> Iterable[Metric]:
         families = _Families()
         for given, subscription in self._sampler.subscriptions().items():
             # the format of Prometheus escapes only quotes and line feeds
@@ -40,7 +47,7 @@ class SubscriptionCollector:
             families.add_tables(name, status)
             families.add_counters(name, status, self._sampler.of(given))
             families.add_slot(name, self._sampler.of(given))
-        yield from families.all
+        return families.all
 
 
 class _Families:
@@ -63,7 +70,7 @@ class _Families:
             "commit_to_durable_seconds", "From a commit on the publisher until it is durable in the target: of the first one of each batch."
         )
         self.phases = counter(
-            "phase_seconds", "Time of the apply worker: with nothing to apply (wait), applying and committing (apply).", "phase"
+            "phase_seconds", "Time of the receiver (receive, decode), and of the apply worker (wait, limit, apply, commit).", "phase"
         )
         self.attempt = gauge(
             "retry_attempt", "Number of attempts that failed one after another; 0: the last one did not.", "error", "sqlstate"
@@ -136,8 +143,8 @@ class _Families:
             reached += count
             buckets.append((bound, reached))
         self.durable.add_metric([name], buckets, times.total)
-        self.phases.add_metric([name, "wait"], times.waiting)
-        self.phases.add_metric([name, "apply"], times.applying)
+        for phase, seconds in list(times.phases.items()):
+            self.phases.add_metric([name, phase], seconds)
         error = status.latest_error
         if status.retry is None:
             self.attempt.add_metric([name, "", ""], 0)

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from subscriber.apply.tasks import task_group
 from subscriber.catalog import Definition
 from subscriber.cli.http.actions import Actions
-from subscriber.cli.http.overview import describe, error_of, table_rows
-from subscriber.cli.http.sampler import Sampler, Subscriptions
+from subscriber.cli.http.overview import describe, error_of, known, table_rows
+from subscriber.cli.http.sampler import Sampler, Subscriptions, answer_of
 from subscriber.cli.http.subscription_metrics import SubscriptionCollector
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
@@ -37,14 +38,12 @@ class SubscriptionSite:
 
     Args:
         subscriptions: those that run now.
-        actions: of the target whose catalog defines them; None: the command line defines the subscription.
-        target: of a launcher; its catalog also has subscriptions that do not run.
+        actions: on them; None: the command line defines the subscription.
     """
 
-    def __init__(self, subscriptions: Subscriptions, actions: Actions | None = None, target: str | None = None) -> None:
+    def __init__(self, subscriptions: Subscriptions, actions: Actions | None = None) -> None:
         self._subscriptions = subscriptions
         self._actions = actions
-        self._target = target
         self._sampler = Sampler(subscriptions)
         self._definitions: Sequence[Definition] = ()
         self._target_error: SubscriberError | None = None
@@ -102,24 +101,27 @@ class SubscriptionSite:
         return [*pages, web.get("/api/overview", overview), web.get("/api/tables", tables), web.post("/api/action", act)]
 
     async def work(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        async with task_group() as group:
             group.create_task(self._sampler.run())
-            if self._target is not None:
-                group.create_task(self._look_at_definitions(self._target))
+            if self._actions is not None:
+                group.create_task(self._look_at_definitions(self._actions))
 
-    async def _look_at_definitions(self, target: str) -> None:
+    async def _look_at_definitions(self, actions: Actions) -> None:
+        """The catalogs also have subscriptions that do not run."""
+        known: dict[str, Sequence[Definition]] = {}
         while True:
-            try:
-                async with asyncio.timeout(_TARGET_SECONDS):
-                    catalog = await open_catalog(target, "subscriber status")
-                    try:
-                        self._definitions, self._target_error = await catalog.subscriptions(), None
-                    finally:
-                        await catalog.close()
-            except SubscriberError as error:
-                self._target_error = error
-            except TimeoutError:
-                self._target_error = SubscriberError(f"the target did not answer within {_TARGET_SECONDS:g} s")
+            failure: SubscriberError | None = None
+            targets = actions.launched()
+            for target in targets:
+                try:
+                    async with asyncio.timeout(_TARGET_SECONDS):
+                        known[target] = await _defined(target)
+                except (SubscriberError, OSError) as error:
+                    failure = answer_of("the target", error, _TARGET_SECONDS)
+            known = {target: known[target] for target in targets if target in known}
+            self._definitions = [each for found in known.values() for each in found]
+            actions.defined = {each.name: target for target, found in known.items() for each in found}
+            self._target_error = failure
             await asyncio.sleep(_DEFINITIONS_SECONDS)
 
     def _overview(self) -> bytes:
@@ -132,17 +134,26 @@ class SubscriptionSite:
         running = self._subscriptions()
         found = [describe(name, each.status, self._sampler.of(name)) for name, each in running.items()]
         found += [_idle(each) for each in self._definitions if each.name not in running]
+        for each in found:
+            each["can"] = self._actions.of(each["name"]) if self._actions is not None else ()
         return {
             "time": time.time(),
             "actions": self._actions is not None and self._actions.allowed,
-            "managed": self._actions is not None,
-            "target_error": None if self._target_error is None else error_of(self._target_error),
+            "target_error": known(error_of, self._target_error),
             "log": [] if self._actions is None else list(self._actions.log),
             "subscriptions": sorted(found, key=lambda one: str(one["name"])),
         }
 
 
+async def _defined(target: str) -> Sequence[Definition]:
+    catalog = await open_catalog(target, "subscriber status")
+    try:
+        return await catalog.subscriptions()
+    finally:
+        await catalog.close()
+
+
 def _idle(definition: Definition) -> dict[str, Any]:
     idle = "not running" if definition.enabled else "disabled"
-    state = "defined by its command line" if definition.conninfo is None else idle
+    state = "defined by its command line or configuration file" if definition.conninfo is None else idle
     return {"name": printable(definition.name), "running": False, "enabled": definition.enabled, "state": state, "failing": False}

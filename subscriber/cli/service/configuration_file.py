@@ -46,8 +46,13 @@ def configuration_of(args: argparse.Namespace, environment: Mapping[str, str]) -
     return None if args.config is None else load(args.config, environment)
 
 
-def load(file: str, environment: Mapping[str, str]) -> Configuration:
+def load(file: str, environment: Mapping[str, str], *, needs_secrets: bool = True) -> Configuration:
     """Read a configuration file.
+
+    Args:
+        file: its path.
+        environment: has the secrets that it refers to.
+        needs_secrets: False: a reference that leads nowhere stays as it is.
 
     Raises:
         ConfigurationError: it cannot be read, or what it says cannot be used.
@@ -56,7 +61,7 @@ def load(file: str, environment: Mapping[str, str]) -> Configuration:
 
     text = _read(file, file)
     try:
-        return parse_configuration(text, lambda reference: _secret(reference, environment))
+        return parse_configuration(text, lambda reference: _secret(reference, environment) if needs_secrets else reference)
     except ConfigurationError as error:
         raise ConfigurationError(f"{file}: {error}", hint=error.hint) from None
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from subscriber.apply.progress import CopyProgress
+from subscriber.cli.http.actions import Actions, read_token
 from subscriber.cli.http.serving import served
 from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.cli.narrator import Narrator
@@ -19,9 +20,9 @@ from subscriber.cli.progress import Bars
 from subscriber.cli.service.configuration_file import chosen, reload
 from subscriber.cli.service.logs import set_up
 from subscriber.cli.signals import clean_end, on_hangup
-from subscriber.config import parse_assignments
+from subscriber.config import LIVE, parse_assignments
 from subscriber.errors import ConfigurationError, SubscriberError
-from subscriber.subscription.configured import subscription_of
+from subscriber.subscription.configured import settings_of, subscription_of
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.service import Service
 from subscriber.subscription.subscription import Subscription
@@ -85,8 +86,11 @@ async def run_configured(args: argparse.Namespace, configuration: Configuration,
     service.configure(configuration, names)
     narrator = Narrator(lambda: service.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
     reloader = Reloader(args, partial(_configure, service, names), _effect)
+    address = args.http or configuration.http
+    token = None if address is None else read_token(args.http_token_file)
+    actions = Actions(settings_of(settings), token, lambda: service.launched, service)
     with (
-        served(args.http or configuration.http, SubscriptionSite(lambda: service.subscriptions)),
+        served(address, SubscriptionSite(lambda: service.subscriptions, actions)),
         clean_end(service.stop) as ending,
         on_hangup(reloader),
     ):
@@ -104,7 +108,7 @@ def _effect(key: str) -> str:
     match section:
         case "subscriptions" if "." not in rest:
             return "it is started, or stopped if it was removed; its slot and rows stay"
-        case "subscriptions" if rest.endswith(".options.max_copy_rate"):
+        case "subscriptions" if ".options." in rest and rest.rpartition(".options.")[2] in LIVE:
             return "it takes effect at once"
         case "subscriptions":
             return "the subscription is started again"

@@ -41,14 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Starts an embedded PostgreSQL 18 with tables like those of pgbench, copies them into another database, follows"
         " it while a load runs, and proves that both hold the same rows (exit status 0; 1 if they do not)."
-        " Everything is removed afterwards."
+        " Everything is removed afterwards. In your own database, the demo creates a schema subscriber_demo, or tables with this prefix;"
+        " sqlite is a new file, mariadb an embedded MariaDB, spark a lake in a temporary directory, applied by Spark on local[2]."
     )
     parser.add_argument(
         "--target",
         metavar="URL",
-        help="URL of your own database as target (the demo creates a schema subscriber_demo, or tables with this prefix, and removes them);"
-        " sqlite: a new file; mariadb: an embedded MariaDB; spark: a lake in a temporary directory, applied by Spark on local[2];"
-        " default: an embedded PostgreSQL",
+        help="sqlite, mariadb or spark, or the URL of a database, in which subscriber_demo is created; default: embedded PostgreSQL",
     )
     parser.add_argument(
         "--rows", type=_at_least(_LEAST_ROWS), default=300_000, metavar="N", help="rows of the largest table; default: %(default)s"

@@ -69,7 +69,7 @@ async def _execute(args: argparse.Namespace) -> int:
             "--connection and --publication belong together: give both to run one subscription, or neither to run those in the"
             " target's catalog"
         )
-    if args.http_token_file is not None and args.http is None:
+    if args.http_token_file is not None and args.http is None and (args.configuration is None or args.configuration.http is None):
         args.usage("--http-token-file needs --http")
     if args.connection is not None and is_plugin(args.target):
         return await _feed_plugin(args)
@@ -91,8 +91,9 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
         )
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    actions = Actions(args.target, Settings.parse(args.settings), None if args.http is None else read_token(args.http_token_file))
-    site = SubscriptionSite(lambda: launcher.subscriptions, actions, args.target)
+    token = None if args.http is None else read_token(args.http_token_file)
+    actions = Actions(Settings.parse(args.settings), token, lambda: [args.target])
+    site = SubscriptionSite(lambda: launcher.subscriptions, actions)
     with served(args.http, site), clean_end(launcher.stop) as ending:
         await narrator.during(launcher.run())
     confirm(args, "stopped")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from subscriber import SubscriptionOptions, drop_subscription
-from tests.integration.cli.test_metrics import probe, scrape, scrape_until, told_port
+from tests.integration.cli.test_metrics import probe, scrape, told_port
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import catch_up, create
 from tests.support.program import running, subscriber
@@ -100,8 +100,7 @@ async def test_page_and_actions(publisher18_db: Database, target_db: Database, t
         assert SECRET not in everything
         assert "password" not in everything
         assert TOKEN not in everything
-        # it is 0 for a moment while an attempt has not failed yet
-        scrape_until(port, lambda found: found.get(("subscriber_retry_attempt", ("ApplyError", "23514")), 0) >= 1)
+        assert scrape(port)["subscriber_retry_attempt", ("ApplyError", "23514")] >= 1
         skip = {"subscription": name, "action": "skip", "lsn": error["finish_lsn"]}
         assert ask(port, "/api/action", skip, **allowed)[0] == 202
         await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
@@ -136,8 +135,9 @@ def _misbehaving_clients(port: int) -> None:
         assert {status for status, _ in pool.map(lambda _: ask(port, "/api/overview"), range(300))} == {200}
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     try:
-        for each in idle[::2]:
-            each.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n")
+        for number, each in enumerate(idle):
+            # some send nothing, some a part of a request, and some read nothing of the answer
+            each.sendall([b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"][number % 3])
         idle[0].settimeout(WAIT_SECONDS)
         with contextlib.suppress(ConnectionResetError):
             assert idle[0].recv(1) == b""  # the oldest ends
@@ -145,3 +145,42 @@ def _misbehaving_clients(port: int) -> None:
     finally:
         for each in idle:
             each.close()
+
+
+async def test_actions_with_a_configuration_file(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
+    publisher18_db.execute(
+        "CREATE PUBLICATION pub FOR TABLE t; CREATE PUBLICATION own FOR TABLE u; INSERT INTO u VALUES (1, 'a'), (2, 'b')"
+    )
+    created, own = await create(publisher18_db, target_db), f"own_{publisher18_db.name}"
+    file = tmp_path / "subscriber.toml"
+    file.write_text(
+        'http = "127.0.0.1:0"\n[targets.copy]\nurl = "env:TARGET"\nlauncher = true\n'
+        f'[subscriptions.{own}]\nconnection = "env:PUBLISHER"\npublications = ["own"]\ntarget = "copy"\n'
+    )
+    env = {"TARGET": target_db.dsn, "PUBLISHER": publisher18_db.dsn, "SUBSCRIBER_HTTP_TOKEN": TOKEN}
+    with running("-v", "run", f"--config={file}", env=env) as program:
+        port = told_port(program)
+
+        def act(name: str, action: str, **more: str) -> tuple[int, str]:
+            given = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}
+            return ask(port, "/api/action", {"subscription": name, "action": action, **more}, **given)
+
+        found = until(port, lambda found: len(found["subscriptions"]) == 2 and all(each["can"] for each in found["subscriptions"]))
+        assert {each["name"]: each["can"] for each in found["subscriptions"]} == {
+            created: ["enable", "disable", "resync", "skip"],
+            own: ["resync", "skip"],
+        }
+        assert act(own, "disable")[0] == 403
+        assert act("none", "disable")[0] == 404
+        target_db.wait("SELECT count(*) FROM u", 2)
+        until(port, lambda found: all(each["state"] == "running" for each in found["subscriptions"]))
+        target_db.execute("UPDATE u SET v = 'changed' WHERE id = 1")
+        assert act(own, "resync", table="public.u")[0] == 202
+        target_db.wait("SELECT v FROM u WHERE id = 1", "a")
+        assert act(created, "disable")[0] == 202
+        until(port, lambda found: any(each["name"] == created and not each["running"] for each in found["subscriptions"]))
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
+    await drop_subscription(created, target=target_db.dsn)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
 import json
+import re
 import time
 from pathlib import Path
 
@@ -118,6 +122,7 @@ def test_overview_of_a_dead_target_and_of_a_lost_slot() -> None:
     assert found["retry"]["attempt"] == 4
     assert found["slot"]["wal_status"] == "lost"
     assert "invalidated" in found["slot"]["danger"]
+    assert "`subscriber recover NAME`" in found["slot"]["danger"]
 
 
 def test_estimate_of_copies() -> None:
@@ -158,6 +163,31 @@ async def test_start_that_fails_is_reported() -> None:
     server = ServerThread("127.0.0.1", 0, site)
     server.start()
     server.stop()
+
+
+async def test_defect_ends_the_look_at_the_servers_visibly(caplog: pytest.LogCaptureFixture) -> None:
+    class Defective(SubscriptionSite):
+        async def work(self) -> None:
+            raise ZeroDivisionError("value-of-a-row")
+
+    server = ServerThread("127.0.0.1", 0, Defective(dict))
+    with caplog.at_level("INFO"):
+        server.start()
+        port = int(re.findall(r":(\d+)/metrics", caplog.text)[0])
+
+        def get(path: str) -> tuple[int, str]:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            with contextlib.closing(connection):
+                connection.request("GET", path)
+                answer = connection.getresponse()
+                return answer.status, answer.read().decode()
+
+        status, text = await asyncio.to_thread(get, "/healthz")
+        assert (status, "ZeroDivisionError" in text) == (503, True)
+        assert (await asyncio.to_thread(get, "/metrics"))[0] == 200
+        server.stop()
+    assert "show old values from now on, replication continues: ZeroDivisionError in " in caplog.text
+    assert "value-of-a-row" not in caplog.text
 
 
 def test_page_needs_nothing_from_elsewhere_and_reads_nothing_as_html() -> None:

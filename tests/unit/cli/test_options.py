@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from subscriber.cli.verbs import alter, check, create, run
+from subscriber.cli.options import complete_target
+from subscriber.cli.verbs import alter, check, create, drop, run
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
 
@@ -37,3 +39,21 @@ def test_create_tables(verb: str) -> None:
         settings(verb, "--create-tables", "-c", "create_tables=off")
     # nothing of one call stays for the next
     assert settings(verb) == Settings()
+
+
+def test_port_and_user_as_psql_takes_them() -> None:
+    parser = argparse.ArgumentParser()
+    drop.add_arguments(parser)
+
+    def target(*arguments: str) -> str:
+        args = parser.parse_args(["name", *arguments])
+        complete_target(args)
+        return str(args.target)
+
+    assert conninfo_to_dict(target("-d", "dbname=copy user=a", "-p", "5433", "-U", "b")) == {"dbname": "copy", "user": "b", "port": "5433"}
+    assert conninfo_to_dict(target("-d", "postgresql://a@db2:1/copy", "-p5433"))["port"] == "5433"
+    assert target("-d", "sqlite:///x.db") == "sqlite:///x.db"
+    with pytest.raises(ConfigurationError, match="-p and -U are for a PostgreSQL target"):
+        target("-d", "sqlite:///x.db", "-U", "b")
+    with pytest.raises(ConfigurationError, match="-p and -U need --target"):
+        complete_target(argparse.Namespace(target=None, target_user="b"))

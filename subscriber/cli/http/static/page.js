@@ -31,20 +31,26 @@ function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+// what an error of this kind means for someone who has not seen the program before
+const MEANINGS = {TargetUnavailable: "The target does not answer", PublisherUnavailable: "The publisher does not answer", SlotInUse: "Another process uses the slot",
+  ApplyError: "The target refuses a change", RelationError: "A table does not fit", SpoolError: "The spool cannot be written"};
+const ORDER = ["bad", "warn", "good", "dim"];
+
 const number = value => value === null || value === undefined ? "" : value.toLocaleString("en");
 const ago = (time, now) => time ? `${duration(Math.max(now - time, 0))} ago` : "";
 
 function verdict(found) {
   if (!found.running) return found.enabled ? ["bad", found.state] : ["dim", found.state];
   if (found.slot && found.slot.wal_status === "lost") return ["bad", "slot lost"];
-  if (found.retry) return ["bad", "retrying"];
+  if (found.retry) return ["bad", {TargetUnavailable: "target away", PublisherUnavailable: "publisher away", ApplyError: "change refused"}[found.error && found.error.kind] || "retrying"];
   if (!found.streaming) return ["bad", "not streaming"];
   const tables = found.tables || {};
   if (found.slot && (found.slot.danger || (found.slot.seconds_until_lost !== null && found.slot.seconds_until_lost < 3600))) return ["bad", "slot in danger"];
   if (found.verified && found.verified.differing.length) return ["bad", "differs"];
-  if (tables.parked) return ["warn", `${tables.parked} parked`];
+  if (tables.parked) return ["warn", tables.parked === 1 ? "1 table parked" : `${number(tables.parked)} tables parked`];
   if (found.retrying.length) return ["warn", "a copy is retried"];
-  if (tables["left out"]) return ["warn", `${tables["left out"]} left out`];
+  if (tables["left out"]) return ["warn", tables["left out"] === 1 ? "1 table left out" : `${number(tables["left out"])} tables left out`];
+  if (found.copies && found.copies.begin !== null) return ["warn", "waits for copy_window"];
   return [found.state === "running" ? "good" : "warn", found.state.replaceAll("_", " ")];
 }
 
@@ -54,33 +60,38 @@ function note(worst, title, error, ...more) {
     error && error.remedy ? el("p", {}, el("strong", {}, "What to do: "), error.remedy) : null, ...more);
 }
 
+// remedies of the program are written for any subscription
+const named = (found, error) => ({...error, remedy: error.remedy && error.remedy.replaceAll(" NAME", ` ${found.name}`)});
+
 function notes(found, now) {
   const made = [], slot = found.slot;
   if (slot && slot.wal_status === "lost") made.push(note(true, "The slot is lost: the publisher has removed WAL that this subscription needs",
-    {remedy: `subscriber recover ${found.name}: it creates a new slot, compares all tables and writes what differs`}));
+    {text: found.error && found.error.text, remedy: `subscriber recover ${found.name} --target URL: it creates a new slot, compares all tables and writes what differs. So that it does not happen again, raise max_slot_wal_keep_size on the publisher`}));
   else if (slot && slot.danger) made.push(note(true, "The slot will lose WAL soon", {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
   else if (slot && slot.seconds_until_lost !== null && (slot.seconds_until_lost < 3600 || (slot.seconds_until_lost < 86400 && slot.retained > slot.safe / 4))) made.push(note(slot.seconds_until_lost < 3600,
     `At the present rate, the slot is lost in ${duration(slot.seconds_until_lost)}`, {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
-  if (found.retry) {
-    const wait = found.retry.next_attempt - now;
-    made.push(note(true, `Attempt ${found.retry.attempt} failed${wait > 0 ? `, the next one is in ${duration(wait)}` : ""}`,
-      found.error || {text: found.retry.error},
+  if (slot && slot.wal_status === "lost") {
+    // it is the reason of all other errors
+  } else if (found.retry) {
+    const wait = found.retry.next_attempt - now, meaning = found.error && MEANINGS[found.error.kind];
+    made.push(note(true, `${meaning ? `${meaning}: attempt` : "Attempt"} ${number(found.retry.attempt)} failed${wait > 0 ? `, the next one is in ${duration(wait)}` : ""}`,
+      found.error ? named(found, found.error) : {text: found.retry.error},
       found.error && found.error.finish_lsn ? action(found, {action: "skip", lsn: found.error.finish_lsn}, `Skip the transaction that finishes at ${found.error.finish_lsn}`,
         "All of its changes will be missing in the target.") : null));
   } else if (found.error) {
     const past = found.streaming;
-    made.push(el("details", {}, el("summary", {}, `Last error, ${ago(found.error_time, now)}${past ? "; replication has continued" : ""}`), note(!past, found.error.kind, found.error)));
+    made.push(el("details", {}, el("summary", {}, `Last error, ${ago(found.error_time, now)}${past ? "; replication has continued" : ""}`), note(!past, found.error.kind, named(found, found.error))));
   }
-  if (found.slot_error) made.push(note(true, "The publisher did not say how the slot is", found.slot_error));
+  if (found.slot_error) made.push(note(true, "The publisher did not say how the slot is", named(found, found.slot_error)));
   if (found.relay_log && found.relay_log.paused) made.push(note(true, "The relay log is full: nothing is received", {remedy: "make the target faster, or raise relay_log_size"}));
   if (found.relay_log && found.relay_log.failure) made.push(note(true, "Receiving into the relay log has ended", {text: found.relay_log.failure}));
   for (const each of found.parked) made.push(note(false, `Table ${each.table} is parked ${each.since ? `since ${new Date(each.since * 1000).toLocaleString()}` : ""}: its changes are left out`,
-    {text: each.error, remedy: `${each.remedy}; then synchronize the table again: subscriber alter ${found.name} --resync ${each.table}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
+    {text: each.error, remedy: `${each.remedy}; then synchronize the table again: subscriber alter ${found.name} --target URL --resync ${each.table}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
   if ((found.tables.parked || 0) > found.parked.length) made.push(note(false, `${found.tables.parked - found.parked.length} more tables are parked: see the tables below`));
   if (found.retrying.length) made.push(note(false, `The synchronization of ${found.retrying.length === 1 ? found.retrying[0].table : `${found.retrying.length} tables or more`} fails and is retried`, {text: found.retrying[0].error}));
   if (found.verified) for (const each of found.verified.differing) made.push(note(true, `Table ${each.table} differs from the publisher's in ${number(each.rows)} rows`,
-    {remedy: `find out who else writes to it; then subscriber verify ${found.name} --repair, or synchronize it again`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
-  if (found.left_out.length) made.push(note(false, `${found.tables["left out"]} published ${found.tables["left out"] === 1 ? "table is" : "tables are"} not replicated`, {text: found.left_out.slice(0, 5).map(each => `${each.table}: ${each.reason}`).join("; ")}));
+    {remedy: `find out who else writes to it; then subscriber verify ${found.name} --target URL --repair, or synchronize it again`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
+  if (found.left_out.length) made.push(note(false, `${found.tables["left out"]} published ${found.tables["left out"] === 1 ? "table is" : "tables are"} not replicated`, {text: found.left_out.slice(0, 5).map(each => `${each.table}: ${each.reason.replaceAll(" NAME", ` ${found.name}`)}`).join("; ")}));
   return made;
 }
 
@@ -91,7 +102,7 @@ function facts(found) {
   const made = [
     fact("Lag", found.lag_seconds === null ? "unknown" : duration(found.lag_seconds), found.lag_bytes === null ? "" : `${size(found.lag_bytes)} of WAL`, found.lag_seconds > 300 ? "bad" : ""),
     fact("Changes", last ? `${number(Math.round(last[2]))}/s` : "…", `${number(found.changes)} since the start`),
-    fact("Retained WAL", slot ? size(slot.retained) : "unknown", slot ? `slot ${slot.active ? "active" : "inactive"}, ${slot.wal_status}${slot.safe === null ? "" : `, ${size(slot.safe)} left`}` : "",
+    fact("Retained WAL", slot ? size(slot.retained) : "unknown", slot ? `slot ${slot.active ? "active" : "inactive"}, ${slot.wal_status}${slot.safe === null ? "" : `, lost after ${size(slot.safe)} more`}` : "",
       slot && slot.danger ? "bad" : ""),
     fact("Tables", number(Object.entries(found.tables).reduce((sum, [state, count]) => state === "left out" ? sum : sum + count, 0)), Object.entries(found.tables).map(([state, count]) => `${number(count)} ${state}`).join(", ")),
   ];
@@ -110,6 +121,7 @@ function copies(found) {
   const bar = copy.complete && known ? {max: copy.estimated_rows, value: Math.min(copy.rows, copy.estimated_rows)} : {max: whole, value: whole - copy.tables};
   const left = copy.seconds_left === null ? "" : `, about ${duration(copy.seconds_left)} left`;
   return el("div", {}, el("h3", {}, "Copies"),
+    copy.begin === null ? null : el("p", {}, `Copies wait for copy_window, which opens at ${new Date(copy.begin * 1000).toLocaleString()}, in ${duration(Math.max(copy.begin - latest.time, 0))}.`),
     el("progress", bar),
     el("div", {class: "dim"}, `${number(copy.rows)}${known ? ` of about ${number(copy.estimated_rows)}` : ""} rows, ${number(copy.rows_per_second)} rows/s, ${number(copy.tables)} of ${number(whole)} tables to do${left}`));
 }
@@ -136,7 +148,7 @@ function charts(found) {
 }
 
 function action(found, wanted, label, warning) {
-  if (!latest.actions) return null;
+  if (!found.can.includes(wanted.action)) return null;
   return el("p", {}, el("button", {type: "button", onclick: () => act({subscription: found.name, ...wanted}, `${label}?${warning ? `\n${warning}` : ""}`)}, label));
 }
 
@@ -184,7 +196,7 @@ function tables(found) {
 
 function card(found) {
   const [tone, word] = verdict(found);
-  const buttons = latest.actions ? el("span", {class: "actions"}, action(found, {action: found.enabled ? "disable" : "enable"}, found.enabled ? "Disable" : "Enable")) : null;
+  const buttons = el("span", {class: "actions"}, action(found, {action: found.enabled ? "disable" : "enable"}, found.enabled ? "Disable" : "Enable"));
   const title = el("div", {class: "title"}, el("h2", {}, found.name), el("span", {class: `badge ${tone}`}, word), buttons);
   if (!found.running) return el("section", {class: "card"}, title);
   return el("section", {class: "card"}, title, notes(found, latest.time), facts(found), copies(found), charts(found), tables(found));
@@ -196,10 +208,11 @@ function draw() {
   const all = latest.subscriptions, tones = all.map(found => verdict(found)[0]);
   const bad = tones.filter(tone => tone === "bad").length, warn = tones.filter(tone => tone === "warn").length;
   $("verdict").className = `badge ${bad || latest.target_error ? "bad" : warn ? "warn" : "good"}`;
-  $("verdict").textContent = latest.target_error ? "target unavailable" : bad ? `${bad} of ${all.length} need attention` : warn ? `${warn} of ${all.length} with a restriction` : all.length ? "all is well" : "nothing runs";
+  $("verdict").textContent = latest.target_error ? "target unavailable" : bad ? `${bad} of ${all.length} need attention` : warn ? `${warn} of ${all.length} with a warning` : all.length ? "all is well" : "nothing runs";
   document.title = `${bad || latest.target_error ? "✗" : warn ? "!" : "✓"} subscriber`;
   $("alerts").replaceChildren(...(latest.target_error ? [note(true, "The target's catalog cannot be read", latest.target_error)] : []));
-  $("subscriptions").replaceChildren(...(all.length ? all.map(card) : [el("p", {class: "dim"}, "No subscription runs. Create one with `subscriber create`.")]));
+  const worst = [...all].sort((one, other) => ORDER.indexOf(verdict(one)[0]) - ORDER.indexOf(verdict(other)[0]));
+  $("subscriptions").replaceChildren(...(all.length ? worst.map(card) : [el("p", {class: "dim"}, "No subscription runs. Create one with `subscriber create`.")]));
   $("unlock").hidden = !latest.actions || sessionStorage.getItem("token") !== null;
   $("log").hidden = !latest.log.length;
   $("log").querySelector("ul").replaceChildren(...latest.log.map(each => el("li", {class: each.state === "failed" ? "bad" : ""},

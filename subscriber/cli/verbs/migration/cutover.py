@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Moves the writers from the publisher (the old database) to the target (the new database) of a running subscription: keeps"
         " writers out of both, waits until the target has everything, compares rows, makes a way back, sets the sequences, runs your"
         " switch command, and lets writers into the target. After an error everything is undone. An interrupted cutover continues when"
-        " it is started again."
+        " it is started again. --switch and --pool are not stored: give them again then, and to roll back; the command may run twice."
     )
     add_name_argument(parser)
     add_target_argument(parser)
@@ -44,8 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fence",
         choices=["read-only", "revoke"],
-        help="how writers are kept out: default_transaction_read_only, or CONNECT is revoked; default: read-only, for a rollback that of"
-        " the cutover",
+        help="how writers are kept out: default_transaction_read_only, or CONNECT is revoked; default: read-only",
     )
     parser.add_argument(
         "--verify",
@@ -67,14 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--switch",
         metavar="COMMAND",
-        help="leads the application to the other database; gets SUBSCRIBER_DIRECTION=forward or back. It may run again after a crash."
-        " It is not stored: give it again to continue or to roll back",
+        help="leads the application to the other database (SUBSCRIBER_DIRECTION=forward or back); give it again to continue",
     )
     parser.add_argument(
         "--pool",
         metavar="pgbouncer:CONNINFO",
-        help="admin console of the PgBouncer before the database: its clients wait instead of failing (PAUSE; RELOAD after the switch"
-        " command, which writes the new address into its configuration file; RESUME). It is not stored: give it again, also with --abort",
+        help="admin console of PgBouncer, whose clients wait instead of failing; give it again to continue or abort",
     )
     parser.add_argument("--switch-timeout", type=float, metavar="S", help="seconds that it may take; default: 60")
     parser.add_argument(

@@ -43,20 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-rate",
         metavar="RATE",
-        help="copy at most so many bytes per second, such as 20MB/s; 0: no limit. `subscriber alter NAME -o max_copy_rate=RATE` changes it"
-        " while the copies run",
+        help="copy at most so many bytes per second, such as 20MB/s; 0: no limit; max_copy_rate, as `alter -o` changes it",
     )
     parser.add_argument("--no-verify", action="store_true", help="do not compare the rows")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="change nothing: print sizes, the expected time, what would not be moved, and settings that should change; status 1 if"
-        " something must be corrected first",
+        help="change nothing; print sizes, the expected time and what must change; status 1 if something must be corrected first",
     )
     parser.add_argument("--no-disk-check", action="store_true", help="start although the disk of the target seems to be too small")
     parser.add_argument("--until-ready", action="store_true", help="end when everything is ready for the cutover")
     add_sequences_argument(parser, "set by the cutover")
-    add_copy_options(parser, ", and how many tables are copied (as -c max_sync_workers_per_subscription)")
+    add_copy_options(parser, ", and tables are copied")
     add_parameters_argument(parser, PARAMETERS, "a parameter of CREATE SUBSCRIPTION … WITH (…)")
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute, stores_connection=True)

@@ -39,8 +39,7 @@ def _add_copy(parser: argparse.ArgumentParser) -> None:
         "--section",
         action="append",
         choices=[str(each) for each in Section],
-        help="only this part. pre-data, before the rows are copied: everything that rows and changes need, with primary keys. post-data,"
-        " after it: other indexes, constraints, triggers, statistics. Default: both",
+        help="pre-data: what rows and changes need, with primary keys; post-data, after the copy: the rest; default: both",
     )
     parser.add_argument(
         "--publication",

@@ -109,5 +109,6 @@ async def _schema(args: argparse.Namespace) -> int:
 
 async def _systemd(args: argparse.Namespace) -> int:
     file = _file(args)
-    say(systemd_unit(file, load(file, os.environ), args.user).rstrip("\n"))
+    # the secrets are those of the service, which this user may not have
+    say(systemd_unit(file, load(file, os.environ, needs_secrets=False), args.user).rstrip("\n"))
     return 0

@@ -33,14 +33,16 @@ _STATUS_UPDATE: Final = ord("r")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
-    parser.description = "Print captured pgoutput messages, one per line."
+    parser.description = (
+        "Print captured pgoutput messages, one per line. The input hex is what psql prints, a message per line; length is binary, with an"
+        " Int32 length before each message; pg_recvlogical is its output; recording is of subscriber tail --record."
+    )
     parser.add_argument("file", metavar="FILE", help="file with the captured messages; - for standard input")
     parser.add_argument("--format", choices=("json", "text"), default="text", help="default: %(default)s; json: one object per line")
     parser.add_argument(
         "--input",
         choices=("hex", "length", "pg_recvlogical", "recording"),
-        help="hex: one message per line, as psql prints it; length: binary, an Int32 length before each message; pg_recvlogical: its"
-        " output; recording: of subscriber tail --record; default: detected from the first bytes",
+        help="hex: a message per line; length: an Int32 before each; default: detected from the first bytes",
     )
     parser.add_argument(
         "--frames", action="store_true", help="each record is the content of a CopyData message (w, k, r), not a bare pgoutput message"
