@@ -170,8 +170,8 @@ def add_target_argument(parser: argparse.ArgumentParser, *, required: bool = Tru
         help="URL of the target: postgresql://user@host:5432/db, sqlite:///file.db, mariadb://user@host/db, spark:///directory",
     )
     # -h is help
-    parser.add_argument("-p", dest="target_port", metavar="PORT", help="port of a PostgreSQL target, as psql takes it")
-    parser.add_argument("-U", dest="target_user", metavar="NAME", help="user of a PostgreSQL target, as psql takes it")
+    parser.add_argument("-p", dest="target_port", metavar="PORT", help="port of a PostgreSQL target")
+    parser.add_argument("-U", dest="target_user", metavar="NAME", help="user of a PostgreSQL target")
 
 
 def complete_target(args: argparse.Namespace) -> None:
