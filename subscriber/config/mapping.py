@@ -261,8 +261,8 @@ def two_onto_one(one: Name, other: Name, target: Name) -> ConfigurationError:
     first, second = map(written_name, sorted((one, other)))
     return ConfigurationError(
         f"tables {first} and {second} of the publisher would both be table {written_name(target)} of the target",
-        hint=f"give one of them another name, or leave it out: --map SCHEMA.TABLE=OTHER.NAME, --exclude-table SCHEMA.TABLE;"
-        f" if {second} is alone: --map {second}={written_name(target)}",
+        hint="give one of them another name, or leave it out: --map SCHEMA.TABLE=OTHER.NAME, --exclude-table SCHEMA.TABLE;"
+        f" if only one is published, name it: --map SCHEMA.TABLE={written_name(target)}",
     )
 
 

@@ -50,11 +50,13 @@ class ConflictLog:
         retention: how long its rows are kept, in seconds; 0: for ever.
 
     Attributes:
+        name: of the table in the target.
         rows: as given.
     """
 
     def __init__(self, table: TableName, *, rows: bool, retention: float) -> None:
         name = target_name(table)
+        self.name = str(name)
         columns = [Column(column, _TYPES.get(column, _NAME), nullable=column != "logged_at") for column in COLUMNS]
         self._table = Table(name, MetaData(), *columns, mysql_charset="utf8mb4", mariadb_charset="utf8mb4")
         self._index = Index(f"{name}_logged_at", self._table.c.subscription, self._table.c.logged_at)

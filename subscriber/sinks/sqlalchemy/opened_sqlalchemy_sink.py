@@ -107,6 +107,7 @@ class SqlAlchemyTarget:
         rel = self.database.tables.pg_subscription_rel
         known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
         ours = {str(target_name(name)).lower() for name in (*known, *(table.name for table in tables))}
+        ours |= {self.log.name.lower()} if self.log is not None else set()
         found = await connection.run_sync(table_names)
         return all(name.startswith(PREFIX) or name.lower() in ours for name in found)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.support.managed import QUICK, create, launched, same
 from tests.support.observation import all_ready, eventually
 from tests.support.program import subscriber
 from tests.support.replica import replica
+from tests.support.sqlalchemy_targets import sqlite_target
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 
@@ -57,6 +59,16 @@ async def test_rows_that_are_there_already(publisher_db: Database, any_target_db
         async with alter_subscription(name, target=target.dsn, settings=QUICK) as subscription:
             with pytest.raises(ConfigurationError, match='unrecognized rule for conflict insert_exists: "keep"'):
                 await subscription.set({"conflict": {"insert_exists": "keep"}})
+            # what the target cannot do, as `create` and `check` refuse it
+            with pytest.raises(ConfigurationError, match=r"conflict\.update_origin_differs = last_update_wins needs ") as caught:
+                await subscription.set({"conflict": {"update_origin_differs": "last_update_wins"}})
+            assert caught.value.hint
+            with pytest.raises(ConfigurationError, match=r'table "public\.t" of the target is not a log of conflicts'):
+                await subscription.set({"conflict_log": "public.t"})
+            assert subscription.definition.options.given_conflict_rules == {
+                "insert_exists": "keep_local",
+                "update_missing.public.t": "insert",
+            }
     subscriber("drop", name, "--target", target.dsn)
 
 
@@ -119,6 +131,30 @@ async def test_copied_rows_are_the_subscriptions_own(publisher18_db: Database, t
         assert target.fetch("SELECT id, v FROM t WHERE id IN (1, 2, 8) ORDER BY id") == [(1, "local"), (2, "later")]
         statistics = found.subscription.status.statistics
         assert (statistics.confl_update_origin_differs, statistics.confl_delete_origin_differs) == (1, 1)
+
+
+async def test_log_of_conflicts_in_sqlite(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """Its tables are created beside the log, also at a second start."""
+    target = sqlite_target(tmp_path / "copy.db")
+    publisher18_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR ALL TABLES; INSERT INTO t VALUES (1, 'a')"
+    )
+    arguments: dict[str, Any] = {"target_url": target.url, "conflict_log": "public.conflicts", "conflict_log_rows": True}
+    for table in ("t", "u"):
+        async with replica(publisher18_db, target_db, **arguments) as found:
+            await all_ready(found)
+            await asyncio.to_thread(target.execute, f"DELETE FROM {table}")
+            publisher18_db.execute(f"UPDATE {table} SET v = 'b'")
+            await found.caught_up()
+        assert target.fetch("SELECT subscription, table_name, conflict, key, remote_row FROM conflicts ORDER BY logged_at")[-1] == (
+            found.subscription.name,
+            table,
+            "update_missing",
+            f'{{"id": {1 if table == "t" else 5}}}',
+            f'{{"id": {1 if table == "t" else 5}, "v": "b"}}',
+        )
+        if table == "t":
+            publisher18_db.execute("CREATE TABLE u (id int PRIMARY KEY, v text); INSERT INTO u VALUES (5, 'a')")
 
 
 async def test_table_with_another_name_whose_columns_follow(publisher18_db: Database, target_db: Database) -> None:
