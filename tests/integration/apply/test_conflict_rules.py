@@ -362,6 +362,17 @@ async def test_rules_by_origin_and_time(tracked_db: Database, monkeypatch: pytes
         assert tracked_db.value(times) == 2
     assert tracked_db.fetch("SELECT id, v FROM t WHERE id < 10 ORDER BY id") == [(1, "remote"), (2, "remote"), (4, "local"), (9, "early")]
 
+    # the default, given; several rows in the way
+    tracked_db.execute(f"INSERT INTO u VALUES {UROWS}; UPDATE t SET v = 'local' WHERE id = 9")
+    rules = {"update_origin_differs": "apply_remote", MULTIPLE: "last_update_wins"}
+    async with reopened(tracked_db, **rules) as feed:
+        await apply(feed, old, T.relation, T.update(9, "remote"), U.relation, U.insert(1, "a2", "new", "remote"))
+        assert tracked_db.fetch("TABLE u ORDER BY id") == [U1, U2, U3]
+        await apply(feed, new, U.insert(1, "a2", "new", "remote"))
+        assert conflicts(feed.sink.statistics) == {"confl_update_origin_differs": 1, f"confl_{MULTIPLE}": 2}
+    assert tracked_db.fetch("TABLE u ORDER BY id") == [(1, "a2", "new", "remote"), U3]
+    assert tracked_db.value("SELECT v FROM t WHERE id = 9") == "remote"
+
 
 async def test_rules_that_the_target_cannot_follow(any_target_db: Database, target_version: int) -> None:
     for kind, rule in (("insert_exists", "last_update_wins"), ("update_origin_differs", "keep_local")):

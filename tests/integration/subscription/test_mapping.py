@@ -205,6 +205,20 @@ async def test_altered_exclude_table(publisher18_db: Database, target_db: Databa
         assert target_db.value("SELECT count(*) FROM a") == 3
 
 
+async def test_new_column_beside_a_renamed_one(publisher18_db: Database, target_db: Database) -> None:
+    """The bug was that it was taken for the renamed one, whose name the publisher does not have."""
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY, a int, gone int); INSERT INTO t VALUES (1, 2, 3)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    target_db.execute("CREATE SCHEMA s; CREATE TABLE s.u (id int PRIMARY KEY, x int)")
+    options: dict[str, Any] = {"map": {"public.t": "s.u"}, "rename": {"public.t": "a:x"}}
+    target_db.execute("ALTER TABLE s.u ADD gone int")
+    async with replica(publisher18_db, target_db, settings=replace(QUICK, schema_change="add"), **options) as running:
+        await running.caught_up()
+        publisher18_db.execute("ALTER TABLE t ADD b int DEFAULT 7; INSERT INTO t VALUES (2, 3, 4, 5)")
+        await running.caught_up()
+    assert target_db.fetch("SELECT id, x, gone, b FROM s.u ORDER BY id") == [(1, 2, 3, 7), (2, 3, 4, 5)]
+
+
 CASES = [
     ({"map": {"public.b": "public.a"}}, "tables public.a and public.b of the publisher would both be table public.a of the target"),
     (
