@@ -5,9 +5,14 @@ from __future__ import annotations
 import gc
 from typing import Final
 
-__all__ = ["settle_collector"]
+__all__ = ["pause_collector", "settle_collector"]
 
 _THRESHOLD: Final = 50_000
+
+
+def pause_collector() -> None:
+    """Let the collector rest until :func:`settle_collector`: what is imported stays, and a command imports for most of its time."""
+    gc.disable()
 
 
 def settle_collector() -> None:
@@ -18,3 +23,4 @@ def settle_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(_THRESHOLD, 20, 20)
+    gc.enable()

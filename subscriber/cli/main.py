@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from subscriber.cli.collector import settle_collector
+from subscriber.cli.collector import pause_collector, settle_collector
 from subscriber.cli.output import complain, finish, settle_streams
 from subscriber.cli.parser import WrongUsage, make_parser
 from subscriber.cli.signals import on_hangup
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is not None:
         return _run(arguments)
+    pause_collector()
     settle_streams()
     try:
         status = _run(None)

@@ -16,13 +16,9 @@ from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_option, lsn, parameters_of
 from subscriber.cli.progress import Bars, copy_progress
 from subscriber.cli.service.configuration_file import add_config_argument
-from subscriber.cli.service.configured_run import run_configured
 from subscriber.cli.signals import clean_end
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.config.reading import parse_assignments
-from subscriber.consumer.plugin_stream import PluginStream
-from subscriber.consumer.transactions import transactions
-from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_plugin
@@ -76,6 +72,8 @@ async def _execute(args: argparse.Namespace) -> int:
     progress = copy_progress()
     try:
         if args.configuration is not None:
+            from subscriber.cli.service.configured_run import run_configured  # noqa: PLC0415 -- only one of the three is needed
+
             return await run_configured(args, args.configuration, progress)
         return await (_launch(args, progress) if args.connection is None else _follow(args, progress))
     finally:
@@ -89,6 +87,8 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
             "-o, --map, --exclude-table, --until-... and --allow-missing-tables need --connection and --publication;"
             " use subscriber alter to change a created subscription"
         )
+    from subscriber.subscription.launcher import Launcher  # noqa: PLC0415 -- as above
+
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
     token = None if args.http is None else read_token(args.http_token_file)
@@ -135,6 +135,9 @@ async def _feed_plugin(args: argparse.Namespace) -> int:
         args.usage("a NAME and --http are not available for a target plugin:…")
     if parse_assignments(args.options).get("copy_data", "false").lower() not in {"false", "off", "no", "0"}:
         args.usage("a target plugin:… gets changes only: omit copy_data")
+    from subscriber.consumer.plugin_stream import PluginStream  # noqa: PLC0415 -- as above
+    from subscriber.consumer.transactions import transactions  # noqa: PLC0415 -- as above
+
     name, _, query = args.target.removeprefix("plugin:").partition("?")
     plugin_options = dict(parse_qsl(query, keep_blank_values=True))
     options = SubscriptionOptions.parse(parameters_of(args))

@@ -46,13 +46,11 @@ class ContinuousVerification:
         self._told: dict[TableName, str] = {}
 
     async def run(self) -> None:
-        """Compare until cancelled. Return at once if ``verify_interval`` is 0.
+        """Compare until cancelled.
 
         Raises:
             ConfigurationError: this target cannot be compared.
         """
-        if not self._interval:
-            return
         assert self._spec.target is not None
         read = False
         while True:

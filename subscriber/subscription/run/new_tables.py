@@ -57,13 +57,11 @@ class NewTables:
         self._told = ""
 
     async def run(self) -> None:
-        """Look for new tables until cancelled. Return at once if they are ignored.
+        """Look for new tables until cancelled.
 
         Raises:
             ConfigurationError: tables cannot be created in this target: pg_dump is missing or too old.
         """
-        if not self._state.states.adds_new:
-            return
         checked = False
         while True:
             try:

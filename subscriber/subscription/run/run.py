@@ -21,9 +21,7 @@ from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
-from subscriber.subscription.run.continuous_verification import ContinuousVerification
 from subscriber.subscription.run.left_out_tables import LeftOutTables
-from subscriber.subscription.run.new_tables import NewTables
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
@@ -138,9 +136,13 @@ class Run:
             if relay is not None:
                 # what is received does not show that anything is applied
                 tasks.append(group.create_task(relay.run(), context=unwatched()))
-            new_tables = NewTables(spec, state, prepared, left_out)
-            tasks.append(group.create_task(new_tables.run(), context=unwatched()))
-            if self._until is None:
+            if state.states.adds_new:
+                from subscriber.subscription.run.new_tables import NewTables  # noqa: PLC0415 -- most runs do not need it
+
+                tasks.append(group.create_task(NewTables(spec, state, prepared, left_out).run(), context=unwatched()))
+            if self._until is None and spec.settings.verify_interval:
+                from subscriber.subscription.run.continuous_verification import ContinuousVerification  # noqa: PLC0415 -- as above
+
                 tasks.append(group.create_task(ContinuousVerification(spec, state).run(), context=unwatched()))
             try:
                 await follower.run()
