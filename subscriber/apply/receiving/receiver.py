@@ -376,6 +376,8 @@ class Receiver:
             if self._news or self._queue or self._lsn_awaited:
                 self._news = False
                 self._activity.set()
+                # apply first, and look for more then
+                await asyncio.sleep(0)
             if self._watcher is not None:
                 self._watcher()
             while self._reassembly.memory > self._budget:

@@ -45,7 +45,7 @@ from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
-from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, TargetsChanged, parameters
+from subscriber.sinks.postgres.tables.fingerprint import CHECKS, TargetsChanged, check
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.transaction.model import Transaction
 
@@ -345,7 +345,7 @@ class Applier:
                     await pipeline.answered()
                     sender.write_log()
                 for target in sender.targets:
-                    pipeline.send(UNCHANGED, None, parameters(target))
+                    pipeline.send(*check(target))
                 finish(pipeline)
                 committing()
                 crash_points.reached("postgres.end_sent")
@@ -384,7 +384,7 @@ class Applier:
 
     def error(self, failure: StatementFailed) -> TargetError:
         """The error of a rejected statement. TargetUnavailable: only the stored position tells what is committed."""
-        if failure.statement is UNCHANGED and failure.diagnostics.sqlstate == "22012":
+        if failure.statement in CHECKS and failure.diagnostics.sqlstate == "22012":
             return TargetsChanged()
         if failure.statement in (_MOVE, _MOVE_WITH_ORIGIN) and failure.diagnostics.sqlstate == "22012":
             return TargetUnavailable(

@@ -28,7 +28,7 @@ from subscriber.sinks.postgres.apply.forms import Form, Forms
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
-from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
+from subscriber.sinks.postgres.tables.fingerprint import Fingerprint, check
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, keeps_order
@@ -313,7 +313,7 @@ class TransactionSender:
                 self._pipeline.send(statement, None)
             # from now on no other session can alter the tables
             for fingerprint in [each for each in self.targets if self._trees[each] == table.tree]:
-                self._pipeline.send(UNCHANGED, None, parameters(fingerprint))
+                self._pipeline.send(*check(fingerprint))
                 self.targets.discard(fingerprint)
             for relation_id in self._relations.forget_tree(table.tree):
                 self._resolved.pop(relation_id, None)

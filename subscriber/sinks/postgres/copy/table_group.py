@@ -198,7 +198,7 @@ class PostgresTableGroup:
         if copied is None:
             raise TargetError("no table was copied that could be finished")
         lsn = tables[copied.name]
-        oid, fingerprint = copied.fingerprint
+        oid, fingerprint, _ = copied.fingerprint
         finish = _FINISH.format(lsn=lsn, oid=self._oid, relid=oid, fingerprint=fingerprint, fence=self._fenced)
         try:
             with translated():

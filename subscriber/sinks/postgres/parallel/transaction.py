@@ -34,7 +34,7 @@ from subscriber.sinks.postgres.parallel.sessions import FENCED, ParallelSessions
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
-from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
+from subscriber.sinks.postgres.tables.fingerprint import Fingerprint, check
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -269,7 +269,7 @@ class PostgresParallelTransaction:
             await self._settle()
             async with self._session.pipeline(self._completed) as pipeline:
                 for target in self._targets:
-                    pipeline.send(UNCHANGED, None, parameters(target))
+                    pipeline.send(*check(target))
                 if self._relations.log is not None:
                     self._relations.log.send(pipeline, self._counted.resolved, transaction.final_lsn, transaction.commit_time)
                 pipeline.send(FENCED, None, self._sessions.fence)

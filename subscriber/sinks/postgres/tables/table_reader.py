@@ -12,7 +12,7 @@ from typing import Any, Final
 from subscriber.errors import RelationError
 from subscriber.interfaces import TableName
 from subscriber.sinks.postgres.session.catalog_reader import CatalogQueries
-from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
+from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT, PLAIN
 from subscriber.sinks.postgres.tables.relation_mapping import CREATE_HINT, STREAM_HINT, TargetColumn, TargetTable, missing_table
 from subscriber.waits import moved
 
@@ -38,7 +38,8 @@ WITH wanted AS MATERIALIZED (
     WHERE x.contype = 'f' AND x.conrelid <> x.confrelid AND x.confrelid IN (SELECT oid FROM wanted)
     GROUP BY x.confrelid
 )
-SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint, c.relkind::text AS kind,
+SELECT n.nspname::text AS namespace, c.relname::text AS name, c.oid::int8 AS oid, {FINGERPRINT} AS fingerprint,
+       {PLAIN} AS plain, c.relkind::text AS kind,
        nullif(CASE WHEN $3 THEN o.rolname ELSE coalesce($4::text::name, current_user) END, current_user)::text AS role,
        CASE WHEN $3 AND NOT pg_catalog.pg_has_role($4::text::name, o.oid, 'MEMBER') THEN $4::text END AS barred,
        CASE WHEN c.relrowsecurity AND NOT (r.rolsuper OR r.rolbypassrls)
@@ -275,7 +276,7 @@ def _table(row: dict[str, Any], columns: tuple[TargetColumn, ...], keys: list[di
     return TargetTable(
         TableName(row["namespace"], row["name"]),
         row["oid"],
-        (row["oid"], row["fingerprint"]),
+        (row["oid"], row["fingerprint"], row["plain"]),
         row["kind"],
         row["role"],
         row["rls_user"],

@@ -59,7 +59,7 @@ def table(
     return TargetTable(
         name=TableName(namespace, name),
         oid=oid,
-        fingerprint=(oid, 1),
+        fingerprint=(oid, 1, True),
         kind=kind,
         role=role,
         rls_user=None,
