@@ -17,6 +17,7 @@ import psycopg
 from psycopg import pq
 
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError, UndecidedTransaction
+from subscriber.protocol.frames import drain
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.publisher_errors import connection_lost, result_error
@@ -79,25 +80,9 @@ class WalSenderStream:
         messages: list[bytes] = []
         if self._failure is not None:
             return messages
-        size = fruitless = 0
-        get_copy_data = self._pgconn.get_copy_data
         try:
-            while size < _DRAIN_BYTES:
-                count, data = get_copy_data(1)
-                if count > 0:
-                    messages.append(bytes(data))
-                    # free libpq's copy before the next message
-                    del data
-                    size += count
-                    fruitless = 0
-                elif count < 0:
-                    self._failure = self._ended()
-                    break
-                elif fruitless < self._reads:
-                    fruitless += 1
-                    self._pgconn.consume_input()
-                else:
-                    break
+            if drain(self._pgconn.get_copy_data, self._pgconn.consume_input, messages, _DRAIN_BYTES, self._reads):
+                self._failure = self._ended()
         except psycopg.Error as error:
             self._failure = connection_lost(error)
         return messages

@@ -376,10 +376,13 @@ class Receiver:
             if self._news or self._queue or self._lsn_awaited:
                 self._news = False
                 self._activity.set()
-                # apply first, and look for more then
-                await asyncio.sleep(0)
             if self._watcher is not None:
                 self._watcher()
+            if self._queue:
+                # apply first, and look for more then
+                feedback.begin_reading()
+                await asyncio.sleep(0)
+                feedback.reading = False
             while self._reassembly.memory > self._budget:
                 await self._spill()
             if self._held >= self._budget:

@@ -72,7 +72,8 @@ class SetSender:
 
     def _send_runs(self, runs: Sequence[Run[Form]]) -> None:
         """Send the runs of a table, or of the tables of a partition tree."""
-        omitted = _omit_overwritten(runs, self._in_sets) if sum(len(run.rows) for run in runs) >= _LEAST else {}
+        some = sum(len(run.rows) for run in runs) >= _LEAST and any(run.form.not_null is not None for run in runs)
+        omitted = _omit_overwritten(runs, self._in_sets) if some else {}
         for run in runs:
             if not run.rows:
                 continue
@@ -92,7 +93,9 @@ class SetSender:
         size = run.size // len(run.rows)
         least = 0 if omitted else _LEAST
         for places in _sets(form, run.rows):
-            rows, contexts = [run.rows[place] for place in places], [run.contexts[place] for place in places]
+            rows, contexts = run.rows, run.contexts
+            if len(places) < len(run.rows):
+                rows, contexts = [run.rows[place] for place in places], [run.contexts[place] for place in places]
             if len(rows) < least:
                 self._send_each(form, rows, contexts, size)
                 continue
