@@ -253,10 +253,12 @@ class Reassembly:
                     place += 1
                     self._events += 1
                     # these LSNs are in range, because they were read from 64 unsigned bits
+                    end_of_it = int.__new__(Lsn, end_lsn)
+                    last = max(start_lsn, wal_end)
                     transaction = Transaction(
                         begin_xid,
                         int.__new__(Lsn, commit_lsn),
-                        int.__new__(Lsn, end_lsn),
+                        end_of_it,
                         commit_time,
                         False,
                         rows,
@@ -266,7 +268,7 @@ class Reassembly:
                         0,
                         next(self._spool_ids),
                     )
-                    found.append((transaction, int.__new__(Lsn, max(start_lsn, wal_end))))
+                    found.append((transaction, end_of_it if last == end_lsn else int.__new__(Lsn, last)))
                     continue
             self.feed(begin[PAYLOAD:])
             if rows:

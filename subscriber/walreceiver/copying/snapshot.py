@@ -19,6 +19,7 @@ from psycopg import pq
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.interfaces import CopyFormat
 from subscriber.interfaces.conditions import SETTING_NAME
+from subscriber.protocol.frames import drain
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved
@@ -133,30 +134,18 @@ class SnapshotReader(Session):
     async def _copy_data(self) -> tuple[list[bytes], bool]:
         """Return messages of about one chunk, and whether the data has ended."""
         messages: list[bytes] = []
-        size = 0
-        looked = False
-        get_copy_data = self.pgconn.get_copy_data
+        missing = _CHUNK_BYTES
         moved()
         try:
-            while size < _CHUNK_BYTES:
-                count, data = get_copy_data(1)
-                if count > 0:
-                    messages.append(bytes(data))
-                    del data  # frees libpq's copy
-                    size += count
-                    looked = False
-                elif count < 0:
-                    return messages, True
-                elif looked:
-                    await self.more()
-                    looked = False
-                else:
-                    # a busy publisher has sent more by now, and to wait for the socket costs as much as a hundred rows
-                    self.pgconn.consume_input()
-                    looked = True
+            while True:
+                # a busy publisher has sent more by now, and to wait for the socket costs as much as a hundred rows: so it reads once first
+                ended = drain(self.pgconn.get_copy_data, self.pgconn.consume_input, messages, missing, 1)
+                missing = _CHUNK_BYTES - sum(map(len, messages))
+                if ended or missing <= 0:
+                    return messages, ended
+                await self.more()
         except psycopg.Error as error:
             raise connection_lost(error) from error
-        return messages, False
 
 
 class ExportedSnapshot:
