@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from subscriber import __version__
+from subscriber._implementation import implementation
 from tests.benchmark.postgres.contenders import Limit, Native, Ours, Relayed
 from tests.benchmark.postgres.figures import Timing
 from tests.benchmark.postgres.landing import LakeBed, Landing, lake_bed
@@ -80,7 +81,8 @@ def main(given: list[str] | None = None) -> Report:
     about = {
         "command": shlex.join(["python", "-m", "tests.benchmark.postgres", *(sys.argv[1:] if given is None else given)]),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "versions": f"subscriber {__version__}, PostgreSQL {arguments.version} on both sides, Python {platform.python_version()}",
+        "subscriber": f"{__version__} ({implementation()})",
+        "versions": f"PostgreSQL {arguments.version} on both sides, Python {platform.python_version()}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "rounds": arguments.rounds,
         "scale": arguments.scale,
