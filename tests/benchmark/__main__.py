@@ -32,6 +32,7 @@ BENCHMARKS: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Given], list[
     "mariadb": ("sinks", ("ROWS", "SIZE"), lambda given: ["mariadb", *_positional(given, ROWS="0", SIZE="0")]),
     "postgres": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "JSON", "DOCS", "RELAY"), _postgres),
     "landing": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "JSON"), lambda given: [*_postgres(given), "--landing"]),
+    "path": ("postgres.path", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "spark": ("spark", ("ROWS", "WORKLOAD", "ENGINE", "SECONDS"), lambda given: _options(given, "ROWS", "WORKLOAD", "ENGINE", "SECONDS")),
     "migration": ("migration", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "recover": ("recover", ("ROWS",), lambda given: _positional(given, ROWS="0")),
