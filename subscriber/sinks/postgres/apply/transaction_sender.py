@@ -152,8 +152,7 @@ class TransactionSender:
             return
         for form, rows, places in parts:
             self._sets.add(form, rows, [contexts[each] for each in places], sum([len(records[each]) for each in places]))
-            if self._pipeline.full:
-                await self._pipeline.throttle()
+            await self._make_room()
 
     async def _read_forms(
         self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, prefixed: bool
@@ -203,7 +202,7 @@ class TransactionSender:
     ) -> None:
         """Send the records from ``place`` to ``count``: each one with those after it that have the same form."""
         offset = 5 if prefixed else 1
-        latest, pipeline = self._latest, self._pipeline
+        latest = self._latest
         while place < count:
             places = range(place, min(place + MOST_ROWS, count))
             found = latest.read(records, places, offset) or await self._decoded(records, places, contexts[place], prefixed=prefixed)
@@ -214,10 +213,14 @@ class TransactionSender:
                 stop = place + len(rows)
                 self._sets.add(form, rows, contexts[place:stop], sum(map(len, records[place:stop])))
                 place = stop
-            if pipeline.full:
-                await pipeline.throttle()
-                if len(self._conflicts) >= _MOST_LOGGED:
-                    self.write_log()
+            await self._make_room()
+
+    async def _make_room(self) -> None:
+        """Wait while too much is unanswered."""
+        if self._pipeline.full:
+            await self._pipeline.throttle()
+            if len(self._conflicts) >= _MOST_LOGGED:
+                self.write_log()
 
     def write_log(self) -> None:
         """Write the conflicts that were resolved into their log, if there is one.
