@@ -60,6 +60,7 @@ POINTS: Final[Mapping[str, str]] = {
     "postgres.rollback_prepared": "ROLLBACK PREPARED is done, and the position is not moved",
     "postgres.part_copied": "the rows of a part of a copy were sent, and are not committed",
     "postgres.part_committed": "a part of a copy is committed",
+    "columns.changed": "columns of the target were changed as the publisher's were, and no row that needs them is stored",
     "cutover.step": "a step of a cutover, or a part of undoing or finishing it, is about to be made, or was made",
     "cutover.left": "the record says that writers are let into the destination, and they are not",
     "cutover.removed": "a part of what a cutover has made was removed",

@@ -245,6 +245,19 @@ class SubscriptionRows:
         rows = await self.rows.select(PG_SUBSCRIPTION_REL, {"srsubid": self.oid, "srsubstate": TableState.READY.value})
         return [_name(row) for row in rows if row["srcolumns"] is None]
 
+    async def known_columns(self, name: TableName) -> KnownColumns | None:
+        """The stored columns of a table.
+
+        Raises:
+            TargetError: this program does not know what is stored.
+        """
+        where = {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name}
+        for row in await self.rows.select(PG_SUBSCRIPTION_REL, where):
+            if row["srcolumns"] is not None:
+                with known_values(PG_SUBSCRIPTION_REL):
+                    return KnownColumns.parse(row["srcolumns"])
+        return None
+
     async def store_columns(self, name: TableName, columns: KnownColumns) -> None:
         """Store the columns of a table."""
         where = {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name}

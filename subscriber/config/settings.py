@@ -75,7 +75,7 @@ class Settings:
     schema_change: SchemaChange | Literal["follow"] | SchemaChangeCallback = option(
         "error",
         choice("error", "add", "follow", "ignore"),
-        "what to do about changed columns of the publisher (PostgreSQL: error, add, follow; others: error, add, ignore)",
+        "what to do about changed columns of the publisher (ignore is not for a PostgreSQL target)",
         ours=True,
     )
     """A word, or a function that decides for each table."""

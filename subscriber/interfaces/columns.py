@@ -25,7 +25,7 @@ class AddColumn:
         name: its name.
         type: its type as PostgreSQL's ``format_type`` writes it.
         collation: if it is not the type's; else None.
-        missing: what the rows have that exist, as an array of one text; None: NULL.
+        missing: what the rows have that exist, as text; None: NULL.
         default: the expression of its default now, or None.
         unknown: the error if the column must be added: it is not known what the rows have. None: it is known.
     """

@@ -29,10 +29,16 @@ def is_exact(old: str, new: str) -> bool:
 def keeps_values(old: str, new: str) -> bool:
     """Whether ALTER TYPE changes no value, so that a column of a third type still has what the publisher's has.
 
-    A change that does not fit raises an error on the publisher: of integers, and of the lengths of texts.
+    A change that does not fit raises an error on the publisher: of integers, of the lengths of texts, and of numbers of the same scale.
     """
     before, after = _base(old), _base(new)
+    if before == after == "numeric":
+        return new == "numeric" or _scale(old) == _scale(new)
     return {before, after} <= _TEXTS or (before in _INTEGERS and new in (*_INTEGERS, "numeric"))
+
+
+def _scale(name: str) -> str:
+    return name.partition(",")[2]
 
 
 def _base(name: str) -> str:

@@ -68,6 +68,17 @@ def test_a_kind_of_target_that_nothing_serves() -> None:
     assert caught.value.hint is not None
 
 
+@pytest.mark.parametrize(("target", "follows"), [("spark:///lake", True), ("mysql://h/x", True), ("cockroachdb+asyncpg://h/x", False)])
+def test_follow(target: str, follows: bool) -> None:
+    """A lake takes any value of schema_change: it follows new columns by itself."""
+    settings = Settings.parse(["schema_change=follow"])
+    if follows:
+        open_target(target, SubscriptionOptions(), settings)
+    else:
+        with pytest.raises(ConfigurationError, match="schema_change = follow is not available for this kind of database"):
+            open_target(target, SubscriptionOptions(), settings)
+
+
 @pytest.mark.parametrize("setting", ["create_tables=on", "schema_change=ignore"])
 def test_a_postgresql_target_is_as_native(setting: str) -> None:
     name = setting.partition("=")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ from subscriber.sinks.sqlalchemy.schema.table_creation import check
 from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
 from subscriber.sinks.sqlalchemy.session.database import Database
 
-__all__ = ["check_target", "subscription_exists"]
+__all__ = ["check_target", "renames_columns", "subscription_exists"]
 
 _MYSQL: Final = frozenset({"mysql", "mariadb"})
 _PACKET: Final = 16 * 1024**2
@@ -67,7 +68,7 @@ async def check_target(
         # reading may fail too: in WAL mode, SQLite writes files beside the database for a reader
         return unwritable
     async with database.reading() as connection:
-        findings = await _server(connection, database.dialect_name)
+        findings = await _server(connection, database.dialect_name, follows=settings.schema_change == "follow")
         if log is not None and (refused := await log.refused(connection)) is not None:
             findings.append(Finding("error", str(refused), refused.hint or ""))
         if options.on_error == "park" and len(tables) > 1:
@@ -102,19 +103,29 @@ async def _new_file(tables: Sequence[PublishedTable], options: SubscriptionOptio
         await engine.dispose()
 
 
-async def _server(connection: AsyncConnection, dialect_name: str) -> list[Finding]:
+async def _server(connection: AsyncConnection, dialect_name: str, *, follows: bool) -> list[Finding]:
     if dialect_name in _MYSQL:
-        return await _mysql(connection)
+        return await _mysql(connection, follows=follows)
     return []
 
 
-async def _mysql(connection: AsyncConnection) -> list[Finding]:
+def renames_columns(version: str) -> bool:
+    """Whether MariaDB or MySQL has RENAME COLUMN. ``version``: what the server says."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return numbers >= ((10, 5, 2) if "mariadb" in version.lower() else (8, 0))
+
+
+async def _mysql(connection: AsyncConnection, *, follows: bool) -> list[Finding]:
     async def variable(name: str) -> Any:
         return (await connection.execute(text(f"SELECT @@GLOBAL.{name}"))).scalar()
 
     findings = []
     if int(await variable("read_only")):
         findings.append(Finding("error", "the target is read-only", "connect to the primary, or set read_only = 0"))
+    version = str(await variable("version"))
+    if follows and not renames_columns(version):
+        message = f"schema_change = follow needs MariaDB 10.5.2 or MySQL 8.0, and the target is {version}: it cannot rename columns"
+        findings.append(Finding("error", message, "use schema_change = add"))
     packet = int(await variable("max_allowed_packet"))
     if packet < _PACKET:
         findings.append(

@@ -35,8 +35,10 @@ class SqlAlchemyKind:
     repairs = True
 
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
-        if settings.schema_change == "follow":
-            raise ConfigurationError("schema_change = follow is only available for a PostgreSQL target", hint="use add, error or ignore")
+        if settings.schema_change == "follow" and target.partition("://")[0].lower().partition("+")[0] not in _EXTRAS:
+            raise ConfigurationError(
+                "schema_change = follow is not available for this kind of database", hint="use schema_change = add, error or ignore"
+            )
         with _requiring(target):
             from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink  # noqa: PLC0415 -- its drivers come with an extra
 

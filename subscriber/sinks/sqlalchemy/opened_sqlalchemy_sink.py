@@ -19,6 +19,7 @@ from subscriber.errors import RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
+    ColumnPlanner,
     NewColumnValues,
     PublishedTable,
     Row,
@@ -42,13 +43,16 @@ from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTab
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.copy.table_group import SqlAlchemyTableGroup
 from subscriber.sinks.sqlalchemy.repair import repair_rows
+from subscriber.sinks.sqlalchemy.schema.column_steps import with_target
 from subscriber.sinks.sqlalchemy.schema.names import target_name
+from subscriber.sinks.sqlalchemy.schema.reflection import reflect_all
 from subscriber.sinks.sqlalchemy.schema.table_creation import create_table, unusable, usable
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.settings import short_waits, usual_waits
+from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = ["OpenedSqlAlchemySink", "SqlAlchemyTarget", "leave", "table_names"]
@@ -156,7 +160,7 @@ class OpenedSqlAlchemySink(CatalogSink):
             tally=target.tally,
             committed=on_durable,
         )
-        self._two_phase = PreparedTransactions(session, fence, self._database.tables, self._applier, target.make_relations)
+        self._two_phase = PreparedTransactions(session, fence, self._database.tables, self._applier, self._make_relations)
         reporter = Reporter(store.transaction, store.now, state.oid, target.tally)
         super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=reporter)
 
@@ -171,9 +175,24 @@ class OpenedSqlAlchemySink(CatalogSink):
         """The subscription's rows, in the open transaction."""
         return subscription_rows(connection, self._database.tables, self.state.oid)
 
+    def _make_relations(self) -> RelationMap:
+        relations = self._target.make_relations()
+        relations.new_values = self._applier.relations.new_values
+        return relations
+
     def fill(self, values: NewColumnValues) -> None:
         """See :meth:`subscriber.interfaces.FillingSink.fill`."""
-        self._applier.new_values = values
+        self._applier.relations.new_values = values
+
+    def follow(self, planner: ColumnPlanner) -> None:
+        """See :meth:`subscriber.interfaces.FollowingSink.follow`."""
+        self._applier.relations.follow(planner, self._rows)
+
+    async def store_columns(self, columns: Mapping[TableName, KnownColumns]) -> None:
+        """See :meth:`subscriber.interfaces.FollowingSink.store_columns`."""
+        async with self._transaction() as connection:
+            for name, table in (await reflect_all(connection, list(columns))).items():
+                await self._rows(connection).store_columns(name, with_target(columns[name], table, learned=True))
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SubscriptionRows]:

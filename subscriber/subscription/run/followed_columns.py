@@ -14,11 +14,13 @@ cast without USING gives the same values everywhere.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
-from subscriber.errors import RelationError
+from subscriber.errors import PublisherUnavailable, RelationError
 from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, FollowingSink, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
@@ -29,10 +31,12 @@ from subscriber.transaction.column_history import Attribute, Attributes, ColumnC
 from subscriber.walreceiver.publication import published_names
 from subscriber.walreceiver.session import Session
 
-__all__ = ["follow_columns", "follows", "learn_columns"]
+__all__ = ["FollowedColumns", "follows", "learn_columns"]
 
 _log = logging.getLogger(__name__)
 
+_IDLE_SECONDS: Final = 5.0
+"""How long the session stays open without a message."""
 # Not pg_relation_filenode(): it may be later than the snapshot that the columns are read with. The LSN is read last, so that everything
 # that the rows show was committed before it. A standby shows commits slightly before it reports them as replayed.
 _ATTRIBUTES: Final = """
@@ -72,7 +76,7 @@ SELECT a.attnum,
   LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = l.collnamespace
   LEFT JOIN pg_catalog.pg_attrdef AS d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = '' AND a.attidentity = ''
  CROSS JOIN LATERAL (
-    SELECT max(b.attmissingval::text) AS missing,
+    SELECT max((b.attmissingval::text::text[])[1]) AS missing,
            pg_catalog.bool_and(b.attmissingval IS NOT NULL OR pg_catalog.pg_relation_filenode(b.attrelid) = b.attrelid)
            AND count(DISTINCT b.attmissingval::text) < 2 AS known
       FROM pg_catalog.pg_attribute AS b
@@ -91,31 +95,88 @@ def follows(spec: RunSpec) -> bool:
     return spec.settings.schema_change == "follow"
 
 
-async def follow_columns(spec: RunSpec, relation: Relation, final_lsn: Lsn, known: KnownColumns | None) -> ColumnPlan:
-    """Compare a Relation message: see :data:`subscriber.interfaces.ColumnPlanner`.
+class FollowedColumns:
+    """Compares Relation messages with the publisher's catalog. One session is open while they come, at most until the block ends.
 
-    Raises:
-        RelationError: see there.
-        PublisherError: the catalog cannot be read.
+    The block can be entered again.
     """
-    if known is None or final_lsn <= known.since:
-        return ColumnPlan()
-    async with await spec.connect("schema") as session:
-        described = await _described(session, relation)
-        catalog = (await _read(session, spec.publications, [relation.relation_id])).get(relation.relation_id)
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
+        self._session: Session | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._said: dict[int, str] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if (session := self._take()) is not None:
+            await session.close()
+        if self._closing is not None:
+            await self._closing
+
+    async def plan(self, relation: Relation, final_lsn: Lsn, known: KnownColumns | None) -> ColumnPlan:
+        """Compare a Relation message: see :data:`subscriber.interfaces.ColumnPlanner`.
+
+        Raises:
+            RelationError: see there.
+            PublisherError: the catalog cannot be read.
+        """
+        if known is None or final_lsn <= known.since:
+            return ColumnPlan()
+        session = self._take()
+        if session is not None:
+            with contextlib.suppress(PublisherUnavailable):
+                # it may have been lost meanwhile
+                return await self._planned(session, relation, final_lsn, known)
+        return await self._planned(await self._spec.connect("schema"), relation, final_lsn, known)
+
+    async def _planned(self, session: Session, relation: Relation, final_lsn: Lsn, known: KnownColumns) -> ColumnPlan:
         try:
-            if catalog is None:
-                raise Uncertain("the publisher has dropped the table")
-            changes = changed_columns(known, catalog, described, final_lsn)
-        except Uncertain as error:
-            raise _uncertain(spec, relation, str(error)) from None
-        added = await _added(session, spec, relation, known, changes) if changes.added else ()
+            plan = await _plan(session, self._spec, relation, final_lsn, known)
+            self._tell(relation, plan)
+        except BaseException:
+            await session.close()
+            raise
+        self._session = session
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._expire)
+        return plan
+
+    def _tell(self, relation: Relation, plan: ColumnPlan) -> None:
+        said = [f'column "{name}" was dropped' for name in plan.dropped]
+        said += [f'column "{old}" is "{new}" now' for old, new in (plan.renamed or {}).items()]
+        said += [f'column "{each.name}" has type {each.new} now' for each in plan.retyped]
+        said += [f'column "{each.name}" is new' for each in plan.added]
+        text = f'table "{relation.namespace}.{relation.name}" was altered on the publisher: {", ".join(said)}'
+        # each attempt asks again
+        if said and self._said.get(relation.relation_id) != text:
+            _log.warning("%s", text)
+        self._said[relation.relation_id] = text
+
+    def _take(self) -> Session | None:
+        if self._idle is not None:
+            self._idle.cancel()
+        session, self._session, self._idle = self._session, None, None
+        return session
+
+    def _expire(self) -> None:
+        if (session := self._take()) is not None:
+            self._closing = asyncio.ensure_future(session.close())
+
+
+async def _plan(session: Session, spec: RunSpec, relation: Relation, final_lsn: Lsn, known: KnownColumns) -> ColumnPlan:
+    described = await _described(session, relation)
+    catalog = (await _read(session, spec.publications, [relation.relation_id])).get(relation.relation_id)
+    try:
+        if catalog is None:
+            raise Uncertain("the publisher has dropped the table")
+        changes = changed_columns(known, catalog, described, final_lsn)
+    except Uncertain as error:
+        raise _uncertain(spec, relation, str(error)) from None
+    added = await _added(session, spec, relation, known, changes) if changes.added else ()
     retyped = tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items())
-    if changes:
-        said = [f'column "{name}" was dropped' for name in changes.dropped]
-        said += [f'column "{old}" is "{new}" now' for old, new in (changes.renamed or {}).items()]
-        said += [f'column "{each.name}" has type {each.new} now' for each in retyped] + [f'column "{each.name}" is new' for each in added]
-        _log.warning('table "%s.%s" was altered on the publisher: %s', relation.namespace, relation.name, ", ".join(said))
     return ColumnPlan(changes.known, changes.dropped, changes.renamed, retyped, added)
 
 

@@ -30,7 +30,7 @@ from subscriber.protocol.session_name import session_name
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
 from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values, schema_gap
-from subscriber.subscription.run.followed_columns import follow_columns, follows, learn_columns
+from subscriber.subscription.run.followed_columns import FollowedColumns, follows, learn_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
@@ -99,6 +99,7 @@ class SlotFollower:
         self._failures, self._failed_at, self._is_temporary = 0, INVALID_LSN, True
         self._cautious_until = self._began
         self._has_forgotten = False
+        self._columns = FollowedColumns(spec)
         self.empty_prepares = True
 
     async def run(self) -> None:
@@ -251,7 +252,7 @@ class SlotFollower:
             sink.fill(partial(new_column_values, self._spec))
         if isinstance(sink, FollowingSink):
             if follows(self._spec):
-                sink.follow(partial(follow_columns, self._spec))
+                sink.follow(self._columns.plan)
             elif not self._has_forgotten:
                 await sink.forget_columns()
                 self._has_forgotten = True
@@ -279,7 +280,7 @@ class SlotFollower:
             rate=state.apply_rate,
         )
         try:
-            async with parallel:
+            async with parallel, self._columns:
                 await worker.run()
         except TargetError:
             self._spec.sink.statistics.apply_error_count += 1

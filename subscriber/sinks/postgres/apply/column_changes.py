@@ -215,7 +215,7 @@ def _definition(added: AddColumn) -> Iterator[str]:
     """Add a column. All existing rows get the value without being written."""
     collation = "" if added.collation is None else f" COLLATE {added.collation}"
     # NULL, even if a domain has a default
-    value = "NULL" if added.missing is None else f"({quote_literal(added.missing)}::pg_catalog.text[])[1]::{added.type}"
+    value = "NULL" if added.missing is None else f"{quote_literal(added.missing)}::{added.type}"
     yield f"ADD COLUMN {quote_identifier(added.name)} {added.type}{collation} DEFAULT {value}"
     if added.missing is not None and added.default is None:
         yield f"ALTER COLUMN {quote_identifier(added.name)} DROP DEFAULT"

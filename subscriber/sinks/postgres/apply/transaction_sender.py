@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final
 
+from subscriber import crash_points
 from subscriber.errors import ProtocolError, RelationError, SubscriberError, TargetError
 from subscriber.interfaces import ColumnPlanner, RelationGate, TableName
 from subscriber.protocol.decoder import decode
@@ -325,7 +326,9 @@ class TransactionSender:
                 self._pipeline.send(statement, replace(context, ending="RELATION"))
         self._settings.reset()
         assert self._relations.subscription is not None
-        table = await read_again(table, self._pipeline, self._relations) if changes else table
+        if changes:
+            table = await read_again(table, self._pipeline, self._relations)
+            crash_points.reached("columns.changed")
         self._pipeline.send(*remember_columns(self._relations.subscription, table, plan.known))
         await self._relations.map_to(relation, table, queries_of(self._pipeline, self._relations))
 

@@ -23,8 +23,11 @@ all the same, the UPDATE would find no row, and the batch would be rolled back.
 Then the target's tables are read again, and the transactions are applied one by one, change by change. The transactions before the bad one
 become durable, and the error names the right change.
 
-*DDL before data.* If a table lacks columns that are to be added, the batch is rolled back. The columns are added in a separate transaction
-(some databases commit DDL implicitly), and the batch is retried. After a crash in between, the next attempt finds the columns in place.
+*Changed columns.* SQLite changes them in the transaction of the row that needs it. Other databases commit before DDL. There the batch is
+rolled back, the transactions before the one that needs other columns are applied, the columns are changed in transactions of their own, and
+the rest of the batch is applied. After a crash in between, the next attempt finds what was done
+(:mod:`subscriber.sinks.sqlalchemy.schema.column_steps`). If a transaction has rows of the table that were written before its columns were
+renamed or got values, that is an error.
 """
 
 from __future__ import annotations
@@ -35,18 +38,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber import crash_points
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
-from subscriber.interfaces import Batch, NewColumnValues, RelationGate
+from subscriber.interfaces import Batch, RelationGate, TableName
+from subscriber.protocol.decoder import decode
 from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.messages import Relation, Tag
 from subscriber.sinks.apply_counters import Counted, Tally, count
 from subscriber.sinks.catalog_sink import Owner
+from subscriber.sinks.runs import CHANGES
 from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunner
-from subscriber.sinks.sqlalchemy.catalog.rows import move_position
+from subscriber.sinks.sqlalchemy.catalog.rows import move_position, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
-from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
+from subscriber.sinks.sqlalchemy.schema.altered_columns import make_step
+from subscriber.sinks.sqlalchemy.schema.column_steps import Found, Rename
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.session import Session
+from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.model import Transaction
 
 __all__ = ["Applier", "Finish", "Owner"]
@@ -61,7 +69,6 @@ class Applier:
     Attributes:
         relations: the publisher's relations and their tables in the target.
         position: the LSN of the position that the target has.
-        new_values: what existing rows have in columns that are added; None: NULL.
 
     Args:
         owner: the owner of the position that is moved.
@@ -87,7 +94,6 @@ class Applier:
         self.relations = relations
         self.owner = owner
         self.position = position
-        self.new_values: NewColumnValues | None = None
         self._bulk_tables = BulkTables()
         self._tally = tally
         self._committed = committed
@@ -144,33 +150,72 @@ class Applier:
             return
         relations.forget_targets()
         for transaction in transactions:
-            await self._attempt([transaction], gate, relations, finish if transaction is transactions[-1] else None, exact=True)
+            if transaction.end_lsn > self.position:
+                await self._attempt([transaction], gate, relations, finish if transaction is transactions[-1] else None, exact=True)
 
     async def _attempt(
         self, transactions: Sequence[Transaction], gate: RelationGate, relations: RelationMap, finish: Finish | None, *, exact: bool
     ) -> None:
-        added: set[int] = set()
-        while True:
+        made: set[str] = set()
+        left = list(transactions)
+        while left:
             try:
-                await self._once(transactions, gate, relations, finish, exact=exact)
+                await self._once(left, gate, relations, finish, exact=exact)
             except SchemaBehind as behind:
-                relation = behind.relation
+                before = [each for each in left if each.final_lsn < behind.final_lsn]
+                if before:
+                    # their rows belong to the earlier columns
+                    await self._attempt(before, gate, relations, None, exact=exact)
+                    del left[: len(before)]
+                    made.clear()
+                    continue
                 try:
-                    if relation.relation_id in added:
-                        raise RelationError(str(behind), hint="add them to the target's table") from None
-                    added.add(relation.relation_id)
-                    await self._add_columns(behind)
+                    if str(behind) in made or self._alters_inside:
+                        raise RelationError(str(behind), hint="alter the target's table") from None
+                    made.add(str(behind))
+                    await self._change_columns(behind, left[0])
                 except TargetError as error:
-                    error.of_table, error.finish_lsn = (relation.namespace, relation.name), transactions[0].final_lsn
+                    error.of_table, error.finish_lsn = (behind.relation.namespace, behind.relation.name), behind.final_lsn
                     raise
             else:
                 return
 
-    async def _add_columns(self, behind: SchemaBehind) -> None:
-        values = await self.new_values(behind.relation, behind.missing) if self.new_values is not None else {}
-        async with self._session.transaction() as connection:
-            await self._fence.hold(connection)
-            await add_columns(connection, behind.relation, behind.published, values)
+    @property
+    def _alters_inside(self) -> bool:
+        """Whether ALTER TABLE can be a part of a transaction."""
+        return self._session.connection.dialect.name == "sqlite"
+
+    async def _change_columns(self, behind: SchemaBehind, transaction: Transaction) -> None:
+        """Change columns of a table, before the transaction that needs it is applied. Each step is committed."""
+        if not all(step.fits_earlier for step in behind.steps) and await _is_earlier(transaction, behind.relation):
+            raise RelationError(
+                f"{behind}, and a transaction has rows from before and after this change, which this kind of database cannot make inside a"
+                " transaction",
+                hint=f"`subscriber alter NAME --resync {behind.relation.namespace}.{behind.relation.name}` adds what is missing and"
+                " compares all rows; commit DDL by itself",
+                sqlstate="55000",
+            )
+        for step in behind.steps:
+            async with self._session.transaction() as connection:
+                await self._fence.hold(connection)
+                await make_step(connection, behind.relation, behind.published, step)
+            crash_points.reached("columns.changed")
+            if isinstance(step, Rename | Found):
+                async with self._session.transaction() as connection:
+                    await self._fence.hold(connection)
+                    await self._store_columns(connection, behind.relation, step.known)
+
+    async def _change_columns_inside(self, connection: AsyncConnection, behind: SchemaBehind) -> None:
+        """Change columns of a table in the open transaction."""
+        for step in behind.steps:
+            await make_step(connection, behind.relation, behind.published, step)
+            crash_points.reached("columns.changed")
+            if isinstance(step, Rename | Found):
+                await self._store_columns(connection, behind.relation, step.known)
+
+    async def _store_columns(self, connection: AsyncConnection, relation: Relation, known: KnownColumns) -> None:
+        rows = subscription_rows(connection, self._tables, self.owner.oid)
+        await rows.store_columns(TableName(relation.namespace, relation.name), known)
 
     async def _once(
         self, transactions: Sequence[Transaction], gate: RelationGate, relations: RelationMap, finish: Finish | None, *, exact: bool
@@ -183,7 +228,13 @@ class Applier:
             async with self._session.transaction() as connection:
                 await self._fence.hold(connection)
                 runner = TransactionRunner(
-                    connection, relations, gate, self.owner.origin, counted, bulk_tables=None if exact else self._bulk_tables
+                    connection,
+                    relations,
+                    gate,
+                    self.owner.origin,
+                    counted,
+                    alter=self._change_columns_inside if self._alters_inside else None,
+                    bulk_tables=None if exact else self._bulk_tables,
                 )
                 for transaction in transactions:
                     await runner.run(transaction)
@@ -229,3 +280,15 @@ class Applier:
 
     async def _move_position(self, connection: AsyncConnection, lsn: Lsn) -> None:
         await move_position(connection, self._tables, self.owner.oid, self.owner.relid, before=self.position, lsn=lsn)
+
+
+async def _is_earlier(transaction: Transaction, relation: Relation) -> bool:
+    """Whether a transaction changes rows of a relation before it describes it so."""
+    changed, start = False, 5 if transaction.prefixed else 1
+    async for chunk in transaction.chunks():
+        for record in chunk:
+            if record[0] == Tag.RELATION and decode(record, in_stream=transaction.prefixed) == relation:
+                return changed
+            if record[0] in CHANGES and int.from_bytes(record[start : start + 4]) == relation.relation_id:
+                changed = True
+    return False

@@ -6,20 +6,26 @@ back, its description is discarded, and the transaction will bring it again. If 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.types import TypeEngine
 
+from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import ConflictRules, SchemaChange, Settings
 from subscriber.errors import RelationError, TargetError
-from subscriber.interfaces import PublishedTable, TableName
+from subscriber.interfaces import ColumnPlanner, NewColumnValues, PublishedTable, TableName
+from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.sqlalchemy.apply.relation_plan import RelationPlan
 from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
+from subscriber.sinks.sqlalchemy.schema.altered_columns import created_type
+from subscriber.sinks.sqlalchemy.schema.column_steps import AddColumns, Step, steps, with_target
+from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 from subscriber.waits import moved
 
@@ -30,19 +36,22 @@ _MYSQL: Final = frozenset({"mysql", "mariadb"})
 
 
 class SchemaBehind(TargetError):
-    """The target's table lacks columns that must be added first. Never leaves this package.
+    """The columns of a target's table must be changed first. Never leaves this package.
 
     Attributes:
         relation: the relation of the table.
         published: the publisher's description of the table, or None.
-        missing: the columns.
+        steps: what to do.
+        final_lsn: of the transaction that needs it.
     """
 
-    def __init__(self, relation: Relation, published: PublishedTable | None, missing: Sequence[str]) -> None:
-        super().__init__(f'table "{relation.namespace}.{relation.name}" of the target lacks columns of the publisher')
+    def __init__(self, relation: Relation, published: PublishedTable | None, steps: Sequence[Step], final_lsn: Lsn) -> None:
+        said = ", ".join(map(str, steps))
+        super().__init__(f'table "{relation.namespace}.{relation.name}" of the target does not have the columns of the publisher: {said}')
         self.relation = relation
         self.published = published
-        self.missing = missing
+        self.steps = steps
+        self.final_lsn = final_lsn
 
 
 class RelationMap(DescribedRelations):
@@ -53,6 +62,9 @@ class RelationMap(DescribedRelations):
         settings: ``schema_change``.
         rules: what to do about conflicts.
         log: of conflicts, or None.
+
+    Attributes:
+        new_values: says what existing rows have in columns that are added; None: NULL.
     """
 
     def __init__(
@@ -64,6 +76,13 @@ class RelationMap(DescribedRelations):
         self._published = published
         self._settings = settings
         self._plans: dict[int, RelationPlan] = {}
+        self.new_values: NewColumnValues | None = None
+        self._planner: ColumnPlanner | None = None
+        self._rows: Callable[[AsyncConnection], SubscriptionRows] | None = None
+
+    def follow(self, planner: ColumnPlanner, rows: Callable[[AsyncConnection], SubscriptionRows]) -> None:
+        """Let the columns of the target follow the publisher's. ``rows``: of the subscription, in the open transaction."""
+        self._planner, self._rows, self.follows = planner, rows, True
 
     def forget_targets(self) -> None:
         """Discard all plans, so that the target's tables are read again when they are needed."""
@@ -72,21 +91,51 @@ class RelationMap(DescribedRelations):
     def _forget_target(self, relation_id: int) -> None:
         self._plans.pop(relation_id, None)
 
-    async def plan(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+    async def plan(self, connection: AsyncConnection, relation: Relation, final_lsn: Lsn) -> RelationPlan:
         """Return the relation's plan. Read the target's table if there is no plan yet.
 
+        Args:
+            connection: with an open transaction.
+            relation: the relation.
+            final_lsn: of the publisher's transaction.
+
         Raises:
-            RelationError: the target's table does not fit.
-            SchemaBehind: columns must be added first, in a separate transaction.
+            RelationError: the target's table does not fit, or it is not certain what the publisher changed.
+            SchemaBehind: columns must be changed first.
             TargetUnavailable: the connection was lost.
+            PublisherError: its catalog cannot be read.
         """
         found = self._plans.get(relation.relation_id)
         if found is None:
-            found = self._plans[relation.relation_id] = await self._load(connection, relation)
+            await self._follow(connection, relation, final_lsn)
+            found = self._plans[relation.relation_id] = await self._load(connection, relation, final_lsn)
             moved()
         return found
 
-    async def _load(self, connection: AsyncConnection, relation: Relation) -> RelationPlan:
+    async def _follow(self, connection: AsyncConnection, relation: Relation, final_lsn: Lsn) -> None:
+        """Compare the columns with the publisher's catalog, and store those that are known now."""
+        if self._planner is None or self._rows is None:
+            return
+        name, rows = TableName(relation.namespace, relation.name), self._rows(connection)
+        known = await rows.known_columns(name)
+        if known is None or known.relation_id != relation.relation_id:
+            return
+        plan = await self._planner(relation, final_lsn, known)
+        table = await reflect(connection, name)
+        if plan.known is None or table is None:
+            return
+        published, dialect = self._published.get(name), connection.dialect
+        keys = {column for key in table.keys for column in key}
+
+        def created(column: str) -> TypeEngine[Any]:
+            return created_type(dialect, relation, published, column, key=column in keys)
+
+        left = list(steps(known, plan, name, table, dialect=dialect.name, created=created))
+        if left:
+            raise SchemaBehind(relation, published, left, final_lsn)
+        await rows.store_columns(name, with_target(plan.known, table))
+
+    async def _load(self, connection: AsyncConnection, relation: Relation, final_lsn: Lsn) -> RelationPlan:
         name = TableName(relation.namespace, relation.name)
         published = self._published.get(name)
         target = await load_target_table(connection, relation, published)
@@ -94,7 +143,10 @@ class RelationMap(DescribedRelations):
             match schema_change(self._settings, name, target.missing):
                 case "add":
                     target.require_addable()
-                    raise SchemaBehind(relation, published, target.missing)
+                    values = dict.fromkeys(target.missing)
+                    if self.new_values is not None:
+                        values |= await self.new_values(relation, target.missing)
+                    raise SchemaBehind(relation, published, [AddColumns(values)], final_lsn)
                 case "error":
                     target.require_complete()
                 case "ignore":
@@ -120,7 +172,9 @@ class RelationMap(DescribedRelations):
 def schema_change(settings: Settings, table: TableName, missing: tuple[str, ...]) -> SchemaChange:
     """Return what to do about columns that a table of the target lacks, by the user's setting."""
     choice = settings.schema_change
-    assert choice != "follow", "this kind of target refuses it"
+    if choice == "follow":
+        # of a table whose columns are not known yet
+        return "add"
     return choice if isinstance(choice, str) else choice(table.namespace, table.name, missing)
 
 

@@ -8,7 +8,7 @@ blanks). They can only collide with an error, because rows are found by comparis
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -52,6 +52,7 @@ class TransactionRunner:
         gate: tells which relations' changes to apply.
         origin: the name that the replication origin would have in PostgreSQL, for messages.
         counted: receives the counts.
+        alter: changes columns in the open transaction; None: the database commits then, so this is left to the caller.
         bulk_tables: the session's, to make changes in runs; None: one by one, so that every error names its change.
     """
 
@@ -63,6 +64,7 @@ class TransactionRunner:
         origin: str,
         counted: Counted,
         *,
+        alter: Callable[[AsyncConnection, SchemaBehind], Awaitable[None]] | None,
         bulk_tables: BulkTables | None,
     ) -> None:
         self._connection = connection
@@ -70,6 +72,7 @@ class TransactionRunner:
         self._gate = gate
         self._origin = origin
         self._counted = counted
+        self._alter = alter
         self._exact = bulk_tables is None
         self._bulk_tables = bulk_tables or BulkTables()
         self._counts_many = connection.dialect.supports_sane_multi_rowcount
@@ -166,8 +169,19 @@ class TransactionRunner:
             self._counted.statistics.skipped_tables.add(f"{relation.namespace}.{relation.name}")
             self._left_out[relation_id] = context
             return None
-        with _naming(TableName(relation.namespace, relation.name), tag, context):
-            plan = self._plans[relation_id] = await self._relations.plan(self._connection, relation)
+        name = TableName(relation.namespace, relation.name)
+        try:
+            with _naming(name, tag, context):
+                plan = await self._relations.plan(self._connection, relation, context.final_lsn)
+        except SchemaBehind as behind:
+            if self._alter is None:
+                raise
+            # the waiting changes belong to the earlier columns
+            await self.flush()
+            with _naming(name, tag, context):
+                await self._alter(self._connection, behind)
+                plan = await self._relations.plan(self._connection, relation, context.final_lsn)
+        self._plans[relation_id] = plan
         return plan
 
     async def flush(self) -> None:

@@ -56,8 +56,8 @@ from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.copy.replaced_rows import replace_rows
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
+from subscriber.sinks.sqlalchemy.schema.altered_columns import add_columns
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
-from subscriber.sinks.sqlalchemy.schema.table_creation import add_columns
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
 from subscriber.sinks.sqlalchemy.schema.triggers import firing_trigger
 from subscriber.sinks.sqlalchemy.session.database import Database

@@ -1,7 +1,4 @@
-"""Creates tables of the target, adds columns to them, and checks them before anything is written, by the publisher's descriptions.
-
-Each step of the DDL is idempotent: on MySQL each step commits. After a crash between two steps, the next attempt finds the first one done.
-"""
+"""Creates tables of the target, and checks them before anything is written, by the publisher's descriptions."""
 
 from __future__ import annotations
 
@@ -9,25 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sqlalchemy import TIMESTAMP, Column, ForeignKeyConstraint, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text, update
+from sqlalchemy import TIMESTAMP, Column, Dialect, ForeignKeyConstraint, MetaData, PrimaryKeyConstraint, Table, UniqueConstraint, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.schema import CreateTable, DDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.schema import CreateTable
 
 from subscriber.errors import RelationError
 from subscriber.interfaces import Finding, PublishedTable, TableName
-from subscriber.protocol.messages import Relation
 from subscriber.sinks.sqlalchemy.schema.created_types import CreatedTypes
 from subscriber.sinks.sqlalchemy.schema.names import identifier, name_findings, target_name
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable, reflect_all
-from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table, plan_target_table, source_types
+from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, plan_target_table, source_types
 from subscriber.sinks.sqlalchemy.schema.trial_creation import failed_trials, not_created, structure_findings
 from subscriber.types import PgType
-from subscriber.types.codec import READ_ERRORS, WITHOUT_BINARY, binary_problem
+from subscriber.types.codec import WITHOUT_BINARY, binary_problem
 
-__all__ = ["Reference", "TableDetails", "add_columns", "check", "create_table", "foreign_key", "table_to_create", "unusable", "usable"]
+__all__ = ["Reference", "TableDetails", "check", "create_table", "created_types", "foreign_key", "table_to_create", "unusable", "usable"]
 
 _STRUCTURE: Final = "42P16"
 
@@ -44,36 +38,6 @@ _TABLE_OPTIONS: Final[dict[str, Any]] = {
     for dialect in ("mysql", "mariadb")
     for option, value in (("engine", "InnoDB"), ("default_charset", "utf8mb4"), ("row_format", "DYNAMIC"))
 }
-
-
-_UNFILLED: Final = "subscriber_new_column"
-"""Name of a column until all rows have its value. The database may commit each statement: after a crash it is found, and made again."""
-
-
-class _AddColumn(DDLElement):
-    """ALTER TABLE ... ADD COLUMN: SQLAlchemy has no construct for it."""
-
-    def __init__(self, column: Column[Any]) -> None:
-        self.column = column
-
-
-@compiles(_AddColumn)
-def _add_column(element: _AddColumn, compiler: DDLCompiler, **_: Any) -> str:
-    table = compiler.preparer.format_table(element.column.table)
-    return f"ALTER TABLE {table} ADD COLUMN {compiler.get_column_specification(element.column)}"
-
-
-class _ChangeColumn(DDLElement):
-    """ALTER TABLE with any action."""
-
-    def __init__(self, table: Table, action: str) -> None:
-        self.table = table
-        self.action = action
-
-
-@compiles(_ChangeColumn)
-def _change_column(element: _ChangeColumn, compiler: DDLCompiler, **_: Any) -> str:
-    return f"ALTER TABLE {compiler.preparer.format_table(element.table)} {element.action}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +83,7 @@ async def table_to_create(
     never_null = {column for key in keys for column in key}
     keyed = never_null.union(*details.keys)
     texts = max((sum(_is_text(source) for column, source in sources if column in key) for key in (*keys, *details.keys)), default=0)
-    types = await _created_types(connection, sources, texts)
+    types = created_types(connection.dialect, texts)
     columns = [
         Column(
             identifier(column),
@@ -158,8 +122,8 @@ def _is_text(source: PgType) -> bool:
     return source.builtin not in {"bool", "int2", "int4", "int8", "oid", "float4", "float8", "date", "time", "timestamp", "timestamptz"}
 
 
-async def _created_types(connection: AsyncConnection, sources: Iterable[tuple[str, PgType]], texts: int = 1) -> CreatedTypes:
-    dialect = connection.dialect
+def created_types(dialect: Dialect, texts: int = 1) -> CreatedTypes:
+    """The types of columns that are created. ``texts``: how many text columns share the key."""
     return CreatedTypes(dialect.name, is_mariadb=bool(getattr(dialect, "is_mariadb", False)), keys=texts)
 
 
@@ -181,68 +145,6 @@ async def create_table(connection: AsyncConnection, published: PublishedTable, d
 
 async def _trial_table(connection: AsyncConnection, published: PublishedTable) -> Table:
     return await table_to_create(connection, published, temporary=True)
-
-
-async def add_columns(
-    connection: AsyncConnection,
-    relation: Relation | PublishedTable,
-    published: PublishedTable | None = None,
-    values: Mapping[str, str | None] | None = None,
-) -> tuple[str, ...]:
-    """Add the published columns that the target's table lacks. They may be NULL there.
-
-    Args:
-        connection: to the target.
-        relation: as for :func:`load_target_table`.
-        published: as there.
-        values: what existing rows get, as texts of PostgreSQL; others get NULL.
-
-    Returns:
-        The names of the added columns.
-    """
-    target = await load_target_table(connection, relation, published)
-    target.require_addable()
-    sources = {name: source for name, source in source_types(relation, published) if name in target.missing}
-    types = await _created_types(connection, sources.items())
-    for name, source in sources.items():
-        column = Column(identifier(name), types.of(source, key=False))
-        table = Table(target.table.name, MetaData(), column)
-        value = (values or {}).get(name)
-        if value is None or not isinstance(relation, Relation):
-            await connection.execute(_AddColumn(column))
-        else:
-            await _add_filled(connection, table, relation, published, value, there=_UNFILLED in target.table.c)
-    return target.missing
-
-
-async def _add_filled(
-    connection: AsyncConnection, table: Table, relation: Relation, published: PublishedTable | None, value: str, *, there: bool
-) -> None:
-    """Add the only column of ``table``. ``there``: an earlier attempt has left the column that was not filled."""
-    (column,) = table.columns
-    if there:
-        await connection.execute(_ChangeColumn(table, f"DROP COLUMN {_UNFILLED}"))
-    unfilled = Column(_UNFILLED, column.type)
-    Table(table.name, MetaData(), unfilled)
-    await connection.execute(_AddColumn(unfilled))
-    columns = tuple(replace(each, name=_UNFILLED) if each.name == column.name else each for each in relation.columns)
-    await _fill(connection, replace(relation, columns=columns), published, value)
-    renamed = connection.dialect.identifier_preparer.quote(column.name)
-    await connection.execute(_ChangeColumn(table, f"RENAME COLUMN {_UNFILLED} TO {renamed}"))
-
-
-async def _fill(connection: AsyncConnection, relation: Relation, published: PublishedTable | None, value: str) -> None:
-    """Store a value in the column that is not filled yet, in all rows."""
-    target = await load_target_table(connection, relation, published)
-    (plan,) = [each for each in target.columns if each.name == _UNFILLED]
-    try:
-        bound = plan.text(value.encode())
-    except READ_ERRORS as error:
-        raise RelationError(
-            f'a column of table "{target.name}" cannot hold the value that the rows of the publisher have in it: {type(error).__name__}',
-            hint="add the column by hand, with a type that can hold it",
-        ) from None
-    await connection.execute(update(target.table).values({target.table.c[_UNFILLED]: plan.parameter("filled")}), {"filled": bound})
 
 
 async def _caseless(connection: AsyncConnection) -> bool | None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from subscriber.sinks.sqlalchemy.checks import renames_columns
+
 pytestmark = pytest.mark.slow
 
 _SCRIPT = """
@@ -74,3 +76,18 @@ def test_a_directory_that_is_read_only(directory: Path) -> None:
     file.touch()
     directory.chmod(0o500)
     assert found(file) == f'error no file can be created in directory "{directory}"\n'
+
+
+@pytest.mark.parametrize(
+    ("version", "renames"),
+    [
+        ("10.11.6-MariaDB-0+deb12u1", True),
+        ("10.5.2-MariaDB", True),
+        ("10.5.1-MariaDB", False),
+        ("5.5.5-10.4.34-MariaDB", False),
+        ("8.0.36", True),
+        ("5.7.44-log", False),
+    ],
+)
+def test_versions_that_rename_columns(version: str, renames: bool) -> None:
+    assert renames_columns(version) is renames
