@@ -255,6 +255,24 @@ async def test_large_transactions_that_are_rolled_back(publisher18_db: Database,
         await followed(found)
 
 
+async def test_one_session_reads_the_catalog(publisher18_db: Database, target_db: Database) -> None:
+    """The bug was a new connection for each Relation message."""
+    session = f"SELECT pid FROM pg_stat_activity WHERE datname = '{publisher18_db.name}' AND application_name LIKE '%schema%'"
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("ALTER TABLE t RENAME a TO c; INSERT INTO t VALUES (101, 1, 2)")
+        await followed(found)
+        (pid,) = publisher18_db.fetch(session)
+        publisher18_db.execute("ALTER TABLE t RENAME c TO d; INSERT INTO t VALUES (102, 1, 2)")
+        await followed(found)
+        assert publisher18_db.fetch(session) == [pid]
+        # one that was lost meanwhile is replaced
+        publisher18_db.execute(f"SELECT pg_terminate_backend({pid[0]})")
+        publisher18_db.execute("ALTER TABLE t RENAME d TO e; INSERT INTO t VALUES (103, 1, 2)")
+        await followed(found)
+        assert publisher18_db.fetch(session) not in ([], [pid])
+    await asyncio.to_thread(publisher18_db.wait, session, [])
+
+
 async def test_restarts(publisher18_db: Database, target_db: Database) -> None:
     """What was known is stored; a start without the setting forgets it."""
     async with following(publisher18_db, target_db) as found:
