@@ -105,7 +105,12 @@ async def _inspected(publisher: Session, tables: Collection[TableName]) -> Datab
     found = await inspect(publisher.execute, SchemaScope(tables=tables))
     known = {each.name for each in found.sequences}
     used = {each for table in found.tables.values() for each in used_sequences(table)} - known
-    return await inspect(publisher.execute, SchemaScope(tables=[*tables, *used])) if used else found
+    if not used:
+        return found
+    found = await inspect(publisher.execute, SchemaScope(tables=[*tables, *used]))
+    # one that belongs to another table belongs to none in the target
+    sequences = (each if each.owner is None or each.owner[0] in found.tables else replace(each, owner=None) for each in found.sequences)
+    return replace(found, sequences=tuple(sequences))
 
 
 async def _facts(publisher: Session, source: DatabaseSchema, mapping: TableMapping) -> tuple[Mapping[TableName, str], list[str]]:
