@@ -10,12 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from subscriber import Lsn
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import Ended, confirmed, slots, subscriber
 
 ALL = "SELECT id, v FROM t ORDER BY id"
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+IN_BOTH_ALIKE = pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+"""For what does not depend on the kind of database: with SQLite on each change."""
 
 
 @dataclass

@@ -101,9 +101,9 @@ def test_refuses_a_target_with_tables_of_these_names(scratch: Path, target_db: D
     ("target", "said"),
     [
         ("postgresql://nobody@127.0.0.1:1/nowhere", "127.0.0.1"),
-        ("somedb://localhost/shop", 'no sink for targets of kind "somedb"'),
-        ("sqlite://", "in memory"),
-        ("mariadb://nobody:hush@127.0.0.1:1/shop", "hint: "),
+        pytest.param("somedb://localhost/shop", 'no sink for targets of kind "somedb"', marks=pytest.mark.endurance),
+        pytest.param("sqlite://", "in memory", marks=pytest.mark.endurance),
+        pytest.param("mariadb://nobody:hush@127.0.0.1:1/shop", "hint: ", marks=pytest.mark.endurance),
     ],
 )
 def test_a_target_that_cannot_be_used_is_one_line(scratch: Path, target: str, said: str) -> None:

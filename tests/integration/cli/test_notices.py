@@ -17,7 +17,7 @@ from tests.support.observation import until
 from tests.support.program import running, subscriber
 from tests.support.replica import subscription_of
 from tests.support.row_gates import closed_gates, make_row_gate, waiting_at_gate
-from tests.support.sqlalchemy_targets import Replica
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, Replica
 
 LSN = r"[0-9A-F]+/[0-9A-F]+"
 
@@ -117,6 +117,7 @@ async def test_progress_of_a_long_copy_and_catch_up(publisher18_db: Database, ta
     await task
 
 
+@IN_BOTH_ALIKE
 def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
     pair = other_replica
     pair.catches_up()
@@ -127,6 +128,7 @@ def test_name_that_its_command_line_defines(other_replica: Replica) -> None:
         program.says("nothing to run: the subscriptions of this target are defined by their command lines")
 
 
+@IN_BOTH_ALIKE
 def test_verbs_without_a_connection_string_say_what_to_do(other_replica: Replica) -> None:
     pair = other_replica
     pair.catches_up()

@@ -19,7 +19,7 @@ from tests.support.managed import catch_up, create, launched
 from tests.support.observation import until
 from tests.support.program import running, subscriber
 from tests.support.replica import QUICK, replica, subscription_of
-from tests.support.sqlalchemy_targets import OtherTarget, Replica
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget, Replica
 
 LATER = TableName("public", "later")
 
@@ -81,6 +81,7 @@ def test_until_names_a_table_that_cannot_be_created_once(publisher18_db: Databas
         assert (done.status, [line.count("public.sqlite_later") > 0 for line in done.errors.splitlines()]) == (status, [True]), done.errors
 
 
+@IN_BOTH_ALIKE
 def test_in_other_targets(other_replica: Replica) -> None:
     pair = other_replica
     pair.catches_up()

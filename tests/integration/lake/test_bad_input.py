@@ -14,6 +14,7 @@ from subscriber import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.examples import some_and_others
 from tests.support.lakes import applied, assert_same, fill, lake_rows, published, storage
 from tests.support.program import Ended, confirmed, environment, running, slots, subscriber
 
@@ -244,7 +245,7 @@ def _landed(lake: Path) -> list[Path]:
     return sorted((lake / "landing").glob("*.parquet"))
 
 
-@pytest.mark.parametrize("victim", ["missing", pytest.param("cut off", marks=pytest.mark.endurance), "overwritten", "manifest", "gap"])
+@some_and_others(["victim"], [("missing",), ("manifest",)], [("cut off",), ("overwritten",), ("gap",)])
 async def test_a_landing_zone_that_was_damaged(publisher: Database, tmp_path: Path, victim: str) -> None:
     lake = tmp_path / "lake"
     assert (await asyncio.to_thread(run, publisher, lake)).status == 0

@@ -55,7 +55,7 @@ async def heard_for(publisher: Database, seconds: float) -> None:
     await eventually(publisher, f"SELECT max(reply_time) >= '{start}'::timestamptz + interval '{seconds} s' {reply}", True)
 
 
-@pytest.mark.parametrize("synchronous_commit", ["off", "on"])
+@pytest.mark.parametrize("synchronous_commit", ["off", pytest.param("on", marks=pytest.mark.endurance)])
 async def test_idle_database_of_a_busy_cluster(publisher18_db: Database, target_db: Database, synchronous_commit: Any) -> None:
     make_tables(publisher18_db, target_db)
     with fresh_database(publisher18_db.server, "busy") as busy:

@@ -96,7 +96,7 @@ async def consumed(publisher: Database, taken: set[int]) -> None:
             await transaction.acknowledge()
 
 
-@pytest.mark.parametrize("version", [15, pytest.param(16, marks=pytest.mark.endurance), 18])
+@pytest.mark.parametrize("version", [*(pytest.param(version, marks=pytest.mark.endurance) for version in (15, 16)), 18])
 async def test_no_target_has_the_rows(
     servers: Servers, version: int, target_dbs: list[Database], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

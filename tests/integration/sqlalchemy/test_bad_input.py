@@ -18,7 +18,7 @@ import pytest
 
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import PROGRAM, Ended, environment, running, slots, subscriber
-from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
+from tests.support.sqlalchemy_targets import ALL, IN_BOTH_ALIKE, OtherTarget, Replica, write_locked
 
 SECRET = "row-value-of-nobody-s-business"
 
@@ -219,6 +219,7 @@ def test_a_value_that_the_encoding_has_not(publisher18_db: Database, mariadb_db:
     refused(pair, f"INSERT INTO t VALUES (5002, '{SECRET} 漢')", 'column "v"', mend="ALTER TABLE t MODIFY v text CHARACTER SET utf8mb4")
 
 
+@IN_BOTH_ALIKE
 def test_a_row_that_is_there_already(other_replica: Replica) -> None:
     pair = other_replica
     pair.catches_up()
@@ -266,6 +267,7 @@ def test_infinity_into_a_date(publisher18_db: Database, mariadb_db: OtherTarget)
     assert mariadb_db.fetch("SELECT v FROM t ORDER BY id") == [("2000-01-01",), ("infinity",)]
 
 
+@IN_BOTH_ALIKE
 def test_a_table_of_another_shape(other_replica: Replica) -> None:
     pair = other_replica
     pair.target.execute("CREATE TABLE t (id int PRIMARY KEY, other varchar(20))")
@@ -295,6 +297,7 @@ def test_names_that_fall_together(publisher18_db: Database, sqlite_file: OtherTa
     assert sqlite_file.fetch("SELECT * FROM s__t") == [(1, "a")]
 
 
+@IN_BOTH_ALIKE
 def test_a_table_of_the_name_of_one_of_ours(other_replica: Replica) -> None:
     """The bug was that one published later was copied into our own."""
     pair, publisher = other_replica, other_replica.publisher
@@ -338,6 +341,7 @@ def test_a_read_only_file(sqlite_replica: Replica, scratch: Path) -> None:
     pair.catches_up()
 
 
+@IN_BOTH_ALIKE
 def test_position_removed_from_the_target(other_replica: Replica) -> None:
     """The bug was that a new slot was made, and what had been committed in between was lost silently."""
     pair = other_replica

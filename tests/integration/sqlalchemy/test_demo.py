@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.demo_program import SMALL, WAIT_SECONDS, demo, running_demo
-from tests.support.sqlalchemy_targets import OtherTarget
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
 TABLES = ("accounts", "branches", "tellers", "history", "documents", "measurements", "specimens", "tags", "scratch", "scratch_items")
 
@@ -37,7 +37,7 @@ def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kin
     assert left(scratch) == []
 
 
-@pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+@IN_BOTH_ALIKE
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE mine (id int); INSERT INTO mine VALUES (1)")
@@ -53,6 +53,7 @@ def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_
     assert left(scratch) == []
 
 
+@pytest.mark.endurance
 def test_a_file_that_was_not_there_is_gone(scratch: Path, sqlite_file: OtherTarget) -> None:
     done = demo(scratch, f"--target={sqlite_file.url}", *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
@@ -60,6 +61,7 @@ def test_a_file_that_was_not_there_is_gone(scratch: Path, sqlite_file: OtherTarg
     assert list(sqlite_file.path.parent.iterdir()) == []
 
 
+@pytest.mark.endurance
 def test_a_value_that_is_not_the_same_is_found(scratch: Path, sqlite_file: OtherTarget) -> None:
     sqlite_file.execute("CREATE TABLE mine (id int)")
     with running_demo(scratch, f"--target={sqlite_file.url}", *SMALL) as process:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from tests.support.program import running, slots, subscriber
-from tests.support.sqlalchemy_targets import ALL, Replica
+from tests.support.sqlalchemy_targets import ALL, IN_BOTH_ALIKE, Replica
 
 # twelve seconds for a target that takes nothing, which is said then, and a second or more for a process to end on a busy machine
 SOON = 15.0
@@ -35,6 +35,7 @@ def test_copies_follows_and_ends_cleanly(other_replica: Replica) -> None:
     assert "copied" not in done.errors
 
 
+@IN_BOTH_ALIKE
 def test_prepared_transactions_wait_for_their_commit(other_replica: Replica) -> None:
     pair = other_replica
     pair.more += ["-o", "two_phase=true"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.support.database import WAIT_SECONDS
 from tests.support.program import running, subscriber
-from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
+from tests.support.sqlalchemy_targets import ALL, IN_BOTH_ALIKE, OtherTarget, Replica
 
 
 def status(target: OtherTarget, *arguments: str, expect: int = 0) -> dict[str, Any]:
@@ -30,6 +30,7 @@ def one(target: OtherTarget, state: str) -> dict[str, Any]:
         assert time.monotonic() < deadline, found
 
 
+@IN_BOTH_ALIKE
 def test_of_one_that_is_run_and_killed(other_replica: Replica) -> None:
     pair = other_replica
     with running(*pair.arguments()) as program:

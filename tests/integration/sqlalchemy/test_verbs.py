@@ -25,7 +25,7 @@ from subscriber import (
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work
 from tests.support.program import slots, subscriber
-from tests.support.sqlalchemy_targets import ALL, OtherTarget
+from tests.support.sqlalchemy_targets import ALL, IN_BOTH_ALIKE, OtherTarget
 
 SETTINGS = replace(QUICK, create_tables=True)
 
@@ -59,6 +59,7 @@ async def until(target: OtherTarget, name: str, wanted: Callable[[dict[str, str]
             await asyncio.sleep(0.05)
 
 
+@IN_BOTH_ALIKE
 async def test_life_of_a_subscription_from_create_to_drop(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher, target = publisher18_db, other_target
     publisher.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
@@ -209,6 +210,7 @@ async def test_skip_of_a_prepared_transaction_that_is_refused_at_its_commit(publ
     await drop_subscription(name, target=target.url, settings=SETTINGS)
 
 
+@IN_BOTH_ALIKE
 async def test_counters_are_reset_while_it_runs(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher, target = publisher18_db, other_target
     publisher.execute(

@@ -17,7 +17,7 @@ from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions, SnapshotTabl
 from subscriber.subscription.management.status import subscription_status
 from subscriber.subscription.targets import open_store
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.sqlalchemy_targets import OtherTarget
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10, 2), at timestamptz, f float8, b bytea, ok boolean, c char(4));
@@ -64,6 +64,7 @@ async def verified(subscription: Subscription, publisher: Database, target: Othe
     )
 
 
+@IN_BOTH_ALIKE
 async def test_finds_and_repairs_what_differs(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher18_db.execute(TABLES)
     async with running(publisher18_db, other_target) as found:
@@ -193,6 +194,7 @@ async def test_compares_large_tables_by_ranges(publisher18_db: Database, other_t
         assert [each.kind.value for each in shuffled.differences] == ["missing"]
 
 
+@IN_BOTH_ALIKE
 async def test_apply_continues_if_the_requester_does_not_answer(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     async with running(publisher18_db, other_target) as found:

@@ -27,6 +27,7 @@ from subscriber import (
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.managed import catch_up, create, launched
 from tests.support.program import subscriber
 from tests.support.replica import QUICK, replica, subscription_of
@@ -67,8 +68,7 @@ BINDIR = str(find_binaries(18))
 Fetch = Callable[[str], list[tuple[Any, ...]]]
 
 
-@pytest.mark.parametrize("kind", ["postgres", "sqlite"])
-@pytest.mark.parametrize("binary", [False, True])
+@some_and_others(["kind", "binary"], [("postgres", True), ("sqlite", False)], [("postgres", False), ("sqlite", True)])
 @pytest.mark.publisher(min=14, lacks="streaming of running transactions")
 async def test_everything_at_once(publisher_db: Database, target_db: Database, tmp_path: Path, kind: str, binary: bool) -> None:
     source, options = publisher_db, {**OPTIONS, "binary": binary and kind == "postgres"}

@@ -18,7 +18,7 @@ from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica
 from tests.support.roles import role
-from tests.support.sqlalchemy_targets import OtherTarget
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
 COPY = replace(QUICK, new_tables="copy")
 
@@ -155,7 +155,7 @@ async def test_a_lake(publisher18_db: Database, target_db: Database, tmp_path: P
         assert [(table.equal, table.publisher_rows) for table in report.tables] == [(True, 3)]
 
 
-@pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+@IN_BOTH_ALIKE
 async def test_other_databases(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
     subscription = Subscription(

@@ -23,7 +23,7 @@ from tests.integration.copy.test_left_out import create_tables
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import QUICK, at_work
 from tests.support.program import running, subscriber
-from tests.support.sqlalchemy_targets import Replica
+from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, Replica
 
 SLOW = Settings(wal_retrieve_retry_interval=2.0)
 
@@ -144,7 +144,7 @@ def check(target: str, *arguments: str) -> tuple[int, str]:
     return done.status, done.output
 
 
-@pytest.mark.parametrize("other_target", ["sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+@IN_BOTH_ALIKE
 def test_check_for_monitoring(other_replica: Replica) -> None:
     pair, url = other_replica, other_replica.target.url
     pair.catches_up()

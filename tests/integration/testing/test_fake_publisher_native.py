@@ -13,10 +13,10 @@ from subscriber.testing.fake_publisher import FakePublisher
 from tests.conftest import Servers
 from tests.native.conftest import target_server_of
 from tests.support.database import Database, ServerAddress, fresh_database
+from tests.support.examples import some_and_others
 from tests.support.observation import eventually
 
 # the version of the subscriber and that of the fake publisher
-PAIRS = [(15, 13), (15, 15), (15, 18), (18, 14), (18, 16), (18, 18)]
 PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 TABLE = "CREATE TABLE items (id int PRIMARY KEY, name text, big text)"
 
@@ -68,7 +68,7 @@ def items(version: int, **settings: Any) -> FakePublisher:
     return publisher
 
 
-@pytest.mark.parametrize(("subscriber", "version"), PAIRS)
+@some_and_others(["subscriber", "version"], [(15, 13), (18, 16), (18, 18)], [(15, 15), (15, 18), (18, 14)])
 async def test_native_subscription_copies_follows_and_restarts(servers: Servers, subscriber: int, version: int) -> None:
     async with items(version) as publisher:
         async with publisher.transaction() as t:

@@ -37,6 +37,7 @@ async def test_every_kind_comes_even_in_a_short_load(publisher18_db: Database) -
     assert report.retried == 0
 
 
+@pytest.mark.endurance
 async def test_stays_free_of_deadlocks_and_finishes_what_is_prepared(publisher18_db: Database) -> None:
     await create_tables(publisher18_db.dsn, rows=ROWS)
     load = MixedLoad(publisher18_db.dsn, seed=2, huge_rows=2000, sessions=6)
@@ -73,6 +74,7 @@ async def test_the_same_seed_gives_the_same_rows(publisher18: ServerAddress, pub
         assert {"accounts", "documents", "measurements", "specimens"} <= set(await differing_tables(publisher18_db, other))
 
 
+@pytest.mark.endurance
 async def test_second_run_uses_keys_of_its_own(publisher18_db: Database) -> None:
     await create_tables(publisher18_db.dsn, rows=ROWS)
     first, load = (MixedLoad(publisher18_db.dsn, seed=6, huge_rows=2000) for _ in range(2))
@@ -108,6 +110,7 @@ async def test_an_error_of_the_publisher_ends_it(publisher18_db: Database) -> No
         await MixedLoad(publisher18_db.dsn, seed=8).run(transactions=200)
 
 
+@pytest.mark.endurance
 async def test_continues_after_the_publisher_was_killed(make_server: Callable[..., EmbeddedServer]) -> None:
     server = make_server(18)
     await create_tables(server.dsn(), rows=ROWS)
@@ -151,7 +154,8 @@ async def test_create_and_drop_leave_nothing(target_db: Database) -> None:
     await drop_tables(target_db.dsn, schema='my "load"')
 
 
-@pytest.mark.parametrize("streaming", ["on", pytest.param("parallel", marks=pytest.mark.endurance)])
+@pytest.mark.endurance
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
 async def test_native_replication_of_the_load_gives_equal_rows(publisher16_db: Database, target_db: Database, streaming: str) -> None:
     """Publisher 16: the native apply worker of 18 dies of the stray STREAM ABORT that an 18 sends (see SEMANTICS, fact 2)."""
     await create_tables(publisher16_db.dsn, rows=ROWS)

@@ -97,7 +97,7 @@ async def _landed(transactions: Sequence[Transaction]) -> tuple[list[dict[str, A
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(_TRANSACTIONS)
 def test_runs_are_landed_as_single_changes(drawn: list[tuple[list[Message], bool, int]]) -> None:
     transactions = [_transaction(number, changes, prefixed=prefixed, cut=cut) for number, (changes, prefixed, cut) in enumerate(drawn)]

@@ -33,6 +33,7 @@ from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.transaction.model import Transaction
+from tests.support.examples import some_and_others
 from tests.support.lakes import published
 from tests.unit.sinks.spark.damage import rot
 from tests.unit.sinks.spark.model import NAMES, RELATIONS, Publisher, Values, read, text_of
@@ -322,8 +323,11 @@ async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tm
     assert current == {1: "new", 2: "new"}
 
 
-@pytest.mark.parametrize("damage", ["missing", "damaged", "rotten"])
-@pytest.mark.parametrize("damaged", ["history", "log"])
+@some_and_others(
+    ["damaged", "damage"],
+    [("history", "missing"), ("history", "rotten"), ("log", "damaged")],
+    [("history", "damaged"), ("log", "missing"), ("log", "rotten")],
+)
 async def test_a_history_that_lacks_a_file_leaves_the_snapshot_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, damage: str
 ) -> None:
