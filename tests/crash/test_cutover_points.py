@@ -46,8 +46,8 @@ async def killed(work: Callable[[], Awaitable[object]], point: int) -> Sequence[
 @pytest.mark.timeout(600)
 @some_and_others(
     ["direction", "first", "step", "each"],
-    [("forward", 3, 16, 6), ("back", 19, 16, 12)],
-    [("forward", 1, 2, 1), ("back", 1, 2, 1)],
+    [("forward", 11, 8, 6), ("back", 19, 8, 9)],
+    [("forward", 3, 8, 3), ("back", 3, 8, 3), ("forward", 1, 2, 1), ("back", 1, 2, 1)],
 )
 async def test_every_point_of_a_move_and_of_its_undo(
     direction: str, first: int, step: int, each: int, publisher18_db: Database, target_db: Database
