@@ -93,6 +93,7 @@ from itertools import count
 from struct import Struct
 from typing import Final, assert_never
 
+from subscriber import _cython as cython
 from subscriber.errors import ProtocolError
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.frames import PAYLOAD, payloads
@@ -135,6 +136,9 @@ _BEGIN_SIZE: Final = 46
 # an XLogData with a COMMIT: start and end of its WAL, commit LSN, end LSN, time
 _COMMIT: Final = Struct(">xQQ8xxxQQq").unpack_from
 _COMMIT_SIZE: Final = 51
+_B: Final = int(Tag.BEGIN)
+_C: Final = int(Tag.COMMIT)
+_new: Final = int.__new__
 _ORDERS: Final = (SpoolTruncate, SpoolDiscard)
 _NOTHING: Final[tuple[Output, ...]] = ()
 ROW_TAGS: Final = frozenset(map(int, (Tag.INSERT, Tag.UPDATE, Tag.DELETE, Tag.TRUNCATE, Tag.RELATION, Tag.TYPE)))
@@ -232,7 +236,12 @@ class Reassembly:
             ProtocolError: a row is damaged. This cannot happen after a whole transaction.
         """
         found: list[tuple[Transaction, Lsn]] = []
-        place, count = start, len(frames)
+        place: cython.Py_ssize_t = start
+        count: cython.Py_ssize_t = len(frames)
+        size: cython.Py_ssize_t
+        begin: bytes
+        end: bytes
+        row: bytes
         if self._current is not None:
             rows = payloads(frames, place, ROW_TAGS)
             if rows:
@@ -241,34 +250,37 @@ class Reassembly:
             return found, place
         while place < count:
             begin = frames[place]
-            if len(begin) != _BEGIN_SIZE or begin[PAYLOAD] != Tag.BEGIN or begin[0] != _W:
+            if len(begin) != _BEGIN_SIZE or begin[PAYLOAD] != _B or begin[0] != _W:
                 break
             final_lsn, begin_xid = _BEGIN(begin)
             rows = payloads(frames, place + 1, ROW_TAGS)
             place += 1 + len(rows)
             end = frames[place] if place < count else b""
-            if len(end) == _COMMIT_SIZE and end[PAYLOAD] == Tag.COMMIT and end[0] == _W:
+            if len(end) == _COMMIT_SIZE and end[PAYLOAD] == _C and end[0] == _W:
                 start_lsn, wal_end, commit_lsn, end_lsn, commit_time = _COMMIT(end)
                 if commit_lsn == final_lsn:
                     place += 1
                     self._events += 1
+                    size = 0
+                    for row in rows:
+                        size += len(row)
                     # these LSNs are in range, because they were read from 64 unsigned bits
-                    end_of_it = int.__new__(Lsn, end_lsn)
+                    end_of_it = _new(Lsn, end_lsn)
                     last = max(start_lsn, wal_end)
                     transaction = Transaction(
                         begin_xid,
-                        int.__new__(Lsn, commit_lsn),
+                        _new(Lsn, commit_lsn),
                         end_of_it,
                         commit_time,
                         False,
                         rows,
                         None,
                         0,
-                        sum(map(len, rows)),
+                        size,
                         0,
                         next(self._spool_ids),
                     )
-                    found.append((transaction, end_of_it if last == end_lsn else int.__new__(Lsn, last)))
+                    found.append((transaction, end_of_it if last == end_lsn else _new(Lsn, last)))
                     continue
             self.feed(begin[PAYLOAD:])
             if rows:

@@ -101,16 +101,12 @@ class TransactionSender:
         contexts: list[ChangeContext] = []
         try:
             for transaction in transactions:
-                context = ChangeContext(
-                    self._origin,
-                    transaction.xid,
-                    transaction.final_lsn,
-                    commit_time=transaction.commit_time if transaction.final_lsn else None,
-                )
-                alone = transaction.spilled or transaction.prefixed or len(transaction.records) >= MOST_ROWS
+                lsn, found = transaction.final_lsn, transaction.records
+                context = ChangeContext(self._origin, transaction.xid, lsn, "COMMIT", transaction.commit_time if lsn else None)
+                alone = transaction.spilled or transaction.prefixed or len(found) >= MOST_ROWS
                 if not alone:
-                    records += transaction.records
-                    contexts += [context] * len(transaction.records)
+                    records += found
+                    contexts += [context] * len(found)
                 if alone or len(records) >= MOST_ROWS:
                     await self._send(records, contexts, prefixed=False)
                     records, contexts = [], []
