@@ -35,7 +35,6 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
@@ -259,9 +258,7 @@ class Snapshots:
             return -1
 
     def _is_there(self, version: int) -> bool:
-        name = f"{_LOG}/{version:020d}.json"
-        with self._storage.reading(name):
-            return bool(self._storage.filesystem.get_file_info(name).type is fs.FileType.File)
+        return self._storage.exists(f"{_LOG}/{version:020d}.json")
 
 
 def snapshot_rows(snapshot: Snapshot, publication: Publication) -> pa.Table:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["AccessDenied", "DamagedFile", "UnsupportedValues", "arrow_errors", "os_errors", "store_error"]
+__all__ = ["AccessDenied", "DamagedFile", "StorageFull", "UnsupportedValues", "arrow_errors", "os_errors", "store_error"]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room, or run the applier: it removes landed files"
@@ -44,7 +44,7 @@ def os_errors(what: str) -> Iterator[None]:
         code = error.errno
         text = errno.errorcode.get(code, "") if code is not None else ""
         if code in _FULL:
-            raise TargetError(f"cannot write {what}: no space left ({text})", hint=_ROOM) from error
+            raise StorageFull(f"cannot write {what}: no space left ({text})", hint=_ROOM) from error
         if code in _FORBIDDEN:
             raise AccessDenied(f"cannot write {what}: permission denied ({text})", hint=_RIGHTS) from error
         if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
@@ -78,7 +78,7 @@ def store_error(what: str, text: str) -> TargetError | None:
                 hint="check this program's credentials: they need the rights to list, read, write and delete there",
             )
         if _STORE_FULL.search(plain):
-            return TargetError(f"cannot write {what}: no space left ({code})", hint=_ROOM)
+            return StorageFull(f"cannot write {what}: no space left ({code})", hint=_ROOM)
     return None
 
 
@@ -99,6 +99,10 @@ def arrow_errors(what: str) -> Iterator[None]:
 
 class AccessDenied(TargetError):
     """This program lacks the permission for a file or an object. Its name is in the text."""
+
+
+class StorageFull(TargetError):
+    """There is no space left."""
 
 
 class UnsupportedValues(TargetError):

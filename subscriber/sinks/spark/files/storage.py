@@ -216,6 +216,11 @@ class Storage:
                     return content
         raise OSError(f"{name} is replaced all the time")
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of this name."""
+        with self.reading(name):
+            return bool(self.filesystem.get_file_info(name).type is fs.FileType.File)
+
     def files(self, directory: str) -> list[StoredFile]:
         """Files in a directory, by name. Empty if it does not exist. Subdirectories are left out."""
         with self.reading(directory):

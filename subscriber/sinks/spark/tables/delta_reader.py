@@ -18,7 +18,7 @@ from subscriber.sinks.spark.tables.commit_actions import row_count
 from subscriber.sinks.spark.tables.lake_columns import ADDED_KEY, lake_schema
 from subscriber.sinks.spark.tables.table_errors import read_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED
-from subscriber.sinks.spark.tables.table_log import TableFile, TableLog
+from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
 __all__ = ["BEGUN", "DeltaReader"]
 
@@ -59,11 +59,15 @@ class DeltaReader:
         with self._reading():
             if not DeltaTable.is_deltatable(self.uri):
                 self._table = None
-            elif self._table is not None:
+                return False
+            if self._table is not None:
                 self._table.update_incremental()
-            else:
+                # delta-rs may not notice that the newest version was removed
+                if self._storage.root is not None and not self._storage.exists(f"{self.directory}/{LOG}/{self.version:020d}.json"):
+                    self._table = None
+            if self._table is None:
                 self._table, self._log = DeltaTable(self.uri), TableLog(self._storage, self.directory)
-        return self._table is not None
+        return True
 
     @property
     def is_there(self) -> bool:

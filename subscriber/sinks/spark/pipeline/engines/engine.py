@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from pathlib import Path
+from typing import ClassVar, Final, TypeVar
 
 import pyarrow as pa
 from pyroaring import BitMap
 
 from subscriber import crash_points
-from subscriber.errors import TargetError
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, StorageFull
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -37,8 +40,10 @@ from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
 
-__all__ = ["Engine", "TableFailed", "TableResult", "TableRound", "writing"]
+__all__ = ["Engine", "TableFailed", "TableResult", "TableRound", "attempt", "writing"]
 
+_NOT_OF_A_TABLE: Final = (TargetUnavailable, AccessDenied, DamagedFile, StorageFull)
+"""Errors of units that may be those of all tables. If they are about a file of one table, they name it."""
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -102,7 +107,7 @@ class TableRound:
 
 
 class TableFailed(TargetError):
-    """The commit of one table failed, or the commit of its new columns. The other tables can be committed.
+    """A unit, the commit of one table, or that of its new columns failed. The other tables can be committed.
 
     Args:
         work: of the table.
@@ -121,11 +126,11 @@ def writing(work: TableRound) -> Iterator[None]:
 
     Raises:
         TableFailed: it raised an error.
-        CommitConflict, TableStopped: as in the block.
+        CommitConflict, TableStopped, StorageFull: as in the block.
     """
     try:
         yield
-    except (CommitConflict, TableStopped):
+    except (CommitConflict, TableStopped, StorageFull):
         raise
     except TargetError as error:
         raise TableFailed(work, error) from error
@@ -151,12 +156,12 @@ class Engine(ABC):
     """What the units of a round are called."""
 
     def apply(self, works: Sequence[TableRound]) -> list[TableResult]:
-        """Run the units of all tables, then commit. Return the result of each table.
+        """Run the units of all tables, then commit those whose units succeeded. Return the result of each table.
 
         Raises:
-            TableFailed: a table could not be committed. Tables that were committed remain committed, and their commits say so.
+            TableFailed: a table could not be written. Tables that were committed remain committed, and their commits say so.
             CommitConflict, TableStopped: the same, see :meth:`TableRound.commit`.
-            TargetError: units failed.
+            TargetError: units failed, and not because of one table only.
         """
         self._round = job_name(
             "apply",
@@ -165,16 +170,22 @@ class Engine(ABC):
             max((work.source.reached for work in works), default=None),
         )
         units = [self.divide(work) for work in works]
-        results = iter(self.run([unit for of_table in units for unit in of_table]))
-        done = [[next(results) for _ in of_table] for of_table in units]
+        outcomes = iter(self.run([unit for of_table in units for unit in of_table]))
+        done = [[next(outcomes) for _ in of_table] for of_table in units]
         crash_points.reached("publishing.files_written")
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            return list(pool.map(self._committed, works, done))
+            return _successes(list(pool.map(self._committed, works, done)))
 
-    def _committed(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
+    def _committed(self, work: TableRound, outcomes: Sequence[UnitResult | SubscriberError]) -> TableResult | SubscriberError:
         began = time.monotonic()
-        with writing(work):
-            found = self.commit(work, results)
+        try:
+            results = _successes(outcomes)
+            with writing(work):
+                found = self.commit(work, results)
+        except (CommitConflict, TableStopped, TableFailed, *_NOT_OF_A_TABLE) as error:
+            return error
+        except SubscriberError as error:
+            return TableFailed(work, error) if isinstance(error, TargetError) else error
         crash_points.reached("publishing.table_committed")
         found.seconds = sum(result.seconds for result in results) + time.monotonic() - began
         return found
@@ -196,19 +207,21 @@ class Engine(ABC):
         work.delta.add_columns(work.task.schema.current)
         work.delta.mark_added(work.task.added)
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
-        """Run units concurrently, and return their results in order.
+    def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
+        """Run units concurrently, and return their results or errors in order. No commit names the files that failed units wrote."""
+        return self.outcomes(merge_unit, units, [unit.rows for unit in units], self._round)
 
-        Raises:
-            TargetError: a unit failed. No commit names the files that other units wrote.
-        """
-        return self.each(merge_unit, units, [unit.rows for unit in units], self._round)
-
-    @abstractmethod
     def each(
         self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
     ) -> list[_Result]:
         """Call a function for each item concurrently, see :class:`subscriber.sinks.spark.maintenance.log_files.Workers`."""
+        return _successes(self.outcomes(function, items, weights, what))
+
+    @abstractmethod
+    def outcomes(
+        self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
+    ) -> list[_Result | SubscriberError]:
+        """The same, but return an error in place of the result of its item."""
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         """Commit a table. ``results`` are those of its units.
@@ -224,3 +237,27 @@ class Engine(ABC):
                 deleted[path] = deleted.get(path, BitMap()) | BitMap.deserialize(rows)
         work.commit(found.files, deleted, [file for result in results for file in result.feed])
         return found
+
+
+def attempt(function: Callable[[Storage, _Item], _Result], storage: Storage, item: _Item) -> _Result | SubscriberError:
+    """Call a function for an item. Return its result or its error.
+
+    The text of an unexpected error is left out, because it may contain values.
+    """
+    try:
+        return function(storage, item)
+    except SubscriberError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 -- it must not stop other tables
+        frames = traceback.extract_tb(error.__traceback__)
+        place = next(frame for frame in reversed(frames) if "subscriber" in Path(frame.filename).parts)
+        return TargetError(f"unexpected {type(error).__name__} in {Path(place.filename).name}, line {place.lineno}", hint="report this")
+
+
+def _successes(outcomes: Sequence[_Result | SubscriberError]) -> list[_Result]:
+    found: list[_Result] = []
+    for outcome in outcomes:
+        if isinstance(outcome, SubscriberError):
+            raise outcome
+        found.append(outcome)
+    return found

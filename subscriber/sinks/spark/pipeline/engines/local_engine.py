@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from subscriber.errors import SubscriberError
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.pipeline.engines.engine import Engine
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, attempt
 
 __all__ = ["LocalEngine"]
 
@@ -29,10 +30,10 @@ class LocalEngine(Engine):
         self._storage = storage
         self._threads = threads
 
-    def each(
+    def outcomes(
         self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
-    ) -> list[_Result]:
+    ) -> list[_Result | SubscriberError]:
         if len(items) <= 1:
-            return [function(self._storage, item) for item in items]
+            return [attempt(function, self._storage, item) for item in items]
         with ThreadPoolExecutor(self._threads) as pool:
-            return list(pool.map(lambda item: function(self._storage, item), items))
+            return list(pool.map(lambda item: attempt(function, self._storage, item), items))

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, UnsupportedValues
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, StorageFull, UnsupportedValues
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
 from subscriber.sinks.spark.merge.parquet import read_table_files
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
-from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound, attempt
 from subscriber.sinks.spark.pipeline.engines.merge_sql import delete_statement, key_limits, merge_statement
 from subscriber.sinks.spark.schema.table_schema import folded_name
 from subscriber.sinks.spark.session.job_names import job_name
@@ -160,9 +160,9 @@ class SparkEngine(Engine):
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
 
-    def each(
+    def outcomes(
         self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
-    ) -> list[_Result]:
+    ) -> list[_Result | SubscriberError]:
         if not items:
             return []
         location = self._location
@@ -180,12 +180,8 @@ class SparkEngine(Engine):
             found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
-        results: dict[int, Any] = {}
-        for number, result, failure in found:
-            if failure is not None:
-                raise failure.error()
-            results[number] = result
-        return [results[number] for number in range(len(items))]
+        outcomes: dict[int, Any] = {number: result if failure is None else failure.error() for number, result, failure in found}
+        return [outcomes[number] for number in range(len(items))]
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         # after a TRUNCATE alone there are no units
@@ -284,7 +280,7 @@ def _is_mergeable(work: TableRound) -> bool:
     return keyed and plain and _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
 
 
-_KINDS: Final = (TargetUnavailable, AccessDenied, UnsupportedValues, DamagedFile)
+_KINDS: Final = (TargetUnavailable, AccessDenied, StorageFull, UnsupportedValues, DamagedFile)
 """Errors on executors that are distinguished from others."""
 
 
@@ -310,11 +306,11 @@ def _run_pack(
     storage = Storage.open(location)
     try:
         for number, item in pack:
-            try:
-                yield number, function(storage, item), None
-            except SubscriberError as error:
-                kind = next((one for one in _KINDS if isinstance(error, one)), TargetError)
-                yield number, None, _Failure(kind, str(error), error.hint, error.path if isinstance(error, DamagedFile) else "")
-                return
+            outcome = attempt(function, storage, item)
+            if isinstance(outcome, SubscriberError):
+                kind = next((one for one in _KINDS if isinstance(outcome, one)), TargetError)
+                yield number, None, _Failure(kind, str(outcome), outcome.hint, outcome.path if isinstance(outcome, DamagedFile) else "")
+            else:
+                yield number, outcome, None
     finally:
         forget_jars()

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from subscriber.errors import DataLossError, SubscriptionInUse, TargetError
+from subscriber.errors import DataLossError, SubscriberError, SubscriptionInUse, TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, Update
@@ -92,7 +92,7 @@ class Fragile(LocalEngine):
         super().__init__(storage)
         self.dice = dice
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+    def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
         if self.dice.random() < 0.15:
             raise Killed
         found = super().run(units)
@@ -266,7 +266,7 @@ async def test_table_changed_by_another_writer_leaves_the_snapshot(tmp_path: Pat
     await _one(tmp_path, transaction(300, RELATION, Update(5, None, None, row("1", "x", None))))
 
     class Meddled(LocalEngine):
-        def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+        def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
             DeltaTable(str(tmp_path / "tables/public/t")).delete()
             return super().run(units)
 

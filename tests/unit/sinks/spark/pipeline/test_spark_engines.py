@@ -12,7 +12,7 @@ import pytest
 
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile
+from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, StorageFull
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
@@ -99,7 +99,7 @@ async def test_spark_reads_a_lake_in_a_directory_of_any_name(tmp_path: Path, spa
     [
         (
             errno.ENOSPC,
-            TargetError,
+            StorageFull,
             "cannot write {}/a: no space left (ENOSPC) (hint: make room, or run the applier: it removes landed files)",
         ),
         (
@@ -118,13 +118,17 @@ def test_error_on_an_executor_keeps_its_kind_and_its_hint(
     from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
     def fails(storage: Storage, item: str) -> None:
+        if item == "b":
+            return
         if not number:
             raise DamagedFile(storage.what(item), item)
         with storage.reading(item):
             raise OSError(number, "told by the system")
 
+    engine = SparkEngine(spark, Location(path=str(tmp_path)))
+    assert engine.outcomes(fails, ["a", "b"], [1, 1], "test")[1] is None, "the others go on"
     with pytest.raises(TargetError) as raised:
-        SparkEngine(spark, Location(path=str(tmp_path))).each(fails, ["a"], [1], "test")
+        engine.each(fails, ["a"], [1], "test")
     assert type(raised.value) is kind
     assert getattr(raised.value, "path", "a") == "a"
     assert raised.value.one_line() == line.format(tmp_path)

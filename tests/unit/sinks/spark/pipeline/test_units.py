@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Update
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
@@ -36,7 +37,7 @@ class Recording(LocalEngine):
         self.works = works
         return super().apply(works)
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+    def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
         self.units = units
         return super().run(units)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from subscriber.errors import SubscriberError
 from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
@@ -42,7 +43,7 @@ class Maintained(LocalEngine):
         super().__init__(storage(path))
         self.between = between
 
-    def run(self, units: Sequence[Unit]) -> list[UnitResult]:
+    def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
         found = super().run(units)
         self.between()
         return found

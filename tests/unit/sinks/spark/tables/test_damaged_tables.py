@@ -250,6 +250,28 @@ async def test_change_log_without_permissions_stops_alone_and_continues_with_the
     assert len(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()) == 3
 
 
+@pytest.mark.parametrize("newest", [1, 2])
+async def test_running_applier_notices_that_the_newest_version_was_removed(tmp_path: Path, newest: int) -> None:
+    """The bug was that it went on from a version that was gone, because delta-rs does not notice this if only version 0 is left."""
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME))
+    work = applier(tmp_path)
+    for end in range(200, 200 + newest):
+        await land(sink, end, KEYED, Insert(5, row(str(end), "a")), OTHER, Insert(6, row(str(end), "a")))
+        all_rounds(work)
+    commit(tmp_path / "tables/public/t", newest).unlink()
+    await land(sink, 400, Insert(5, row("400", "a")), Insert(6, row("400", "a")))
+    assert "--resync" in stop_of(work, rf"has lost version {newest}|the newest version in the log {newest - 1} is older")
+    snapshot = all_rounds(work)
+    assert snapshot.lsn == snapshot.tables[OTHER_NAME].applied == 400
+    await sink.remove_table(TABLE)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\tc\n", 500)
+    await land(sink, 600, KEYED, Insert(5, row("8", "eight")))
+    await sink.close()
+    assert not all_rounds(work).stopped
+    assert rows(tmp_path) == [(1, "c"), (8, "eight")]
+
+
 async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = await damaged(tmp_path, "none")
     await sink.close()
@@ -268,7 +290,16 @@ async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatc
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
 
 
-async def test_values_that_arrow_cannot_compute_with_stop_their_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (pa.ArrowInvalid("12345 is out of range"), "Arrow cannot compute"),
+        (TargetError("the unit failed", hint="12"), "/tables/public/t could not be written: the unit failed"),
+        (KeyError("12345"), "unexpected KeyError in merge_unit.py, line "),
+    ],
+)
+async def test_error_of_a_unit_stops_its_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
+    """The bug was that an error that names no file stopped the lake."""
     sink = await damaged(tmp_path, "none")
     await sink.close()
     now = time.monotonic
@@ -276,12 +307,12 @@ async def test_values_that_arrow_cannot_compute_with_stop_their_table_alone(tmp_
 
     def broken(base: pa.Table, changes: pa.Table, schema: TableSchema) -> MergedRows:
         if schema.table == TABLE:
-            raise pa.ArrowInvalid("12345 is out of range")
+            raise error
         return merge_keyed_rows(base, changes, schema)
 
     with monkeypatch.context() as patch:
         patch.setattr(merge_unit_module, "merge_keyed_rows", broken)
-        assert "12345" not in stop_of(work, "Arrow cannot compute")
+        assert "12345" not in stop_of(work, words)
         assert all_rounds(work).lsn == 400
     monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     assert not all_rounds(work).stopped
