@@ -35,7 +35,7 @@ from subscriber.sinks.spark.catalog.definition import read_definition, write_def
 from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
-from subscriber.sinks.spark.catalog.status_files import write_status
+from subscriber.sinks.spark.catalog.status_files import StatusFile
 from subscriber.sinks.spark.copy.spark_table_sink import SparkTableSink
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -104,7 +104,7 @@ class OpenedSparkSink:
         self.lake = lake
         self._sessions = sessions
         self._stream = stream
-        self._counted = counted
+        self._status = StatusFile(lake.storage, counted)
         self._has_histories = False
         self._closed = False
         self._requests = lake_requests(lake.storage) if lake.storage.root is not None else None
@@ -128,6 +128,8 @@ class OpenedSparkSink:
         self._closed = True
         try:
             await self._stream.close()
+            with contextlib.suppress(TargetError):  # nothing depends on it
+                await run_in_thread(self._status.flush)
         finally:
             try:
                 await run_in_thread(self._sessions.applier.stop)
@@ -289,8 +291,8 @@ class OpenedSparkSink:
         yield export
 
     async def report(self, workers: Sequence[WorkerActivity], last_error: str | None) -> None:
-        """Write ``status.json``."""
-        await run_in_thread(lambda: write_status(self.lake.storage, workers, last_error, self.statistics, self._counted))
+        """Write ``status.json``, if it is due."""
+        await run_in_thread(lambda: self._status.report(workers, last_error, self.statistics))
 
     def open_table(self, table: TableName) -> SparkTableSink:
         """The sink for the synchronization of a table."""

@@ -25,13 +25,13 @@ __all__ = [
     "REPORT_SECONDS",
     "RESET",
     "STATUS",
+    "StatusFile",
     "read_counters",
     "read_landed_counters",
     "read_quietly",
     "stopped_logs",
     "write_error",
     "write_reset",
-    "write_status",
 ]
 
 STATUS: Final = "status.json"
@@ -40,6 +40,8 @@ APPLIER: Final = "applier.json"
 """Written by the applier."""
 REPORT_SECONDS: Final = 20.0
 """Interval of its reports."""
+_STORE_SECONDS: Final = 15.0
+"""Interval of changes of ``status.json`` in an object store."""
 RESET: Final = "reset.json"
 """The counters as of the last reset. The counters themselves only grow, because the workers write them often."""
 
@@ -91,23 +93,47 @@ def write_reset(storage: Storage, counters: Mapping[str, int]) -> None:
     write_document(storage, RESET, {"counters": dict(counters), "stats_reset": time.time()}, durable=False)
 
 
-def write_status(
-    storage: Storage, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics, before: Mapping[str, int]
-) -> None:
-    """Write ``status.json``, and ``error.json`` if there was an error since the last report. ``before``: the counters of earlier processes.
+class StatusFile:
+    """Writes ``status.json`` for a subscriber process.
 
-    Raises:
-        TargetError: it cannot be written.
+    It is written only if something has changed. In an object store, where each request has its price, changes wait for some seconds.
+
+    Args:
+        storage: of the lake.
+        before: the counters of earlier processes.
     """
-    document = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "workers": [_worker(worker) for worker in workers],
-        "counters": {name: before.get(name, 0) + getattr(statistics, name) for name in COUNTERS},
-    }
-    write_document(storage, STATUS, document, durable=False)
-    if last_error is not None:
-        write_error(storage, last_error)
+
+    def __init__(self, storage: Storage, before: Mapping[str, int]) -> None:
+        self._storage = storage
+        self._before = before
+        self._written: dict[str, object] = {}
+        self._waiting: dict[str, object] | None = None
+        self._due = 0.0
+
+    def report(self, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics) -> None:
+        """Take a report. An error is written to ``error.json`` at once.
+
+        Raises:
+            TargetError: it cannot be written.
+        """
+        document: dict[str, object] = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "workers": [_worker(worker) for worker in workers],
+            "counters": {name: self._before.get(name, 0) + getattr(statistics, name) for name in COUNTERS},
+        }
+        self._waiting = document if document != self._written else None
+        if time.monotonic() >= self._due:
+            self.flush()
+        if last_error is not None:
+            write_error(self._storage, last_error)
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting is not None:
+            write_document(self._storage, STATUS, self._waiting, durable=False)
+            self._written, self._waiting = self._waiting, None
+            self._due = time.monotonic() + (_STORE_SECONDS if self._storage.root is None else 0.0)
 
 
 def _worker(worker: WorkerActivity) -> dict[str, object]:
