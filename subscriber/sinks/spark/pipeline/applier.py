@@ -48,6 +48,7 @@ from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ROUND, ApplierStatus
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableRound, writing
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
+from subscriber.sinks.spark.pipeline.maintenance_room import MaintenanceRoom
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
@@ -93,6 +94,7 @@ class Applier:
         self._planner = TablePlanner(storage, self._tables, engine, self._settings)
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
         self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
+        self._room = MaintenanceRoom(storage)
         self._logs: dict[str, LakeDelta] = {}
         self._stopped_logs: dict[TableName, StoppedLog] = {}
         self._waiting_for_log: dict[TableName | None, float] = {}
@@ -152,6 +154,10 @@ class Applier:
         if found and has_end(found, read_boundary(self._storage)):
             return Waiting(-math.inf)  # a verification waits for the snapshot there
         return Waiting(self._looked - (found[0].gathering if found else 0.0), sum(manifest.size for manifest in found))
+
+    def room(self) -> float:
+        """How many seconds the next round should wait, because another program rewrites files of a table."""
+        return self._room.seconds(self._tables.opened.values())
 
     def run_round(self) -> Snapshot | None:
         """Run one round, a micro-batch: apply what is waiting.

@@ -1,0 +1,76 @@
+"""Lets other programs' maintenance win: rounds wait while another program rewrites files of a table.
+
+OPTIMIZE reads files of a table, writes new ones, and commits at its end. If a round has replaced a file meanwhile, or marked rows in it,
+OPTIMIZE has lost. With rounds every second it would lose each time. Nobody is told when it begins; but its files are in the table's
+directory before a commit names them. Then rounds wait until there is such a commit, or until a time limit. Each time that the limit passes
+without a commit, the next limit is twice as long. So a maintenance that is tried again wins after a few tries.
+
+This needs the table's directory. In an object store, rounds do not wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Collection
+from typing import Final
+
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.tables.delta_reader import DeltaReader
+from subscriber.sinks.spark.tables.table_log import LOG
+
+__all__ = ["MaintenanceRoom"]
+
+_log = logging.getLogger(__name__)
+
+_OURS: Final = re.compile(r"part-[0-9a-f]{32}\.parquet")
+_FIRST_SECONDS: Final = 10.0
+_MOST_SECONDS: Final = 120.0
+
+
+class MaintenanceRoom:
+    """Says how long rounds wait, see the module. Not for several threads."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._known: dict[str, set[str]] = {}
+        self._waiting: dict[str, tuple[int, float]] = {}  # the table's version, and until when
+        self._lost = Counter[str]()
+
+    def seconds(self, tables: Collection[DeltaReader]) -> float:
+        """How long the next round should wait. 0: not at all.
+
+        Args:
+            tables: of the lake, as the last round left them.
+        """
+        now = time.monotonic()
+        for table in tables:
+            if self._storage.root is not None and table.is_there:
+                self._look(table, now)
+        return max((until - now for _, until in self._waiting.values()), default=0.0)
+
+    def _look(self, table: DeltaReader, now: float) -> None:
+        directory = table.directory
+        there = self._files(directory)
+        new = there - self._known.get(directory, there)
+        self._known[directory] = there
+        if directory in self._waiting:
+            version, until = self._waiting[directory]
+            if self._storage.exists(f"{directory}/{LOG}/{version + 1:020d}.json"):
+                del self._waiting[directory], self._lost[directory]
+            elif now >= until:
+                del self._waiting[directory]
+                self._lost[directory] += 1
+        elif new - {path.rpartition("/")[2] for path in table.table_files()}:
+            limit = min(_FIRST_SECONDS * 2 ** self._lost[directory], _MOST_SECONDS)
+            self._waiting[directory] = table.version, now + limit
+            _log.info("rounds wait up to %.0f s for another program that rewrites files of Delta table %s", limit, table.uri)
+
+    def _files(self, directory: str) -> set[str]:
+        """The names of data files that are not ours."""
+        assert self._storage.root is not None
+        with self._storage.reading(directory), os.scandir(self._storage.root / directory) as entries:
+            return {entry.name for entry in entries if entry.name.endswith(".parquet") and not _OURS.fullmatch(entry.name)}
