@@ -137,10 +137,7 @@ class AppendPlanner:
             log.add_columns(schema.landing)
             self.require_ours(log)
         parts = log_parts(log.directory, sources, schema, int(after), self._target_rows)
-        before = self._lake.state.removed.get(name)
-        # a history may have rows of the table before this copy, even if the log has lost them
-        is_again = before is not None and before.until is not None and before.generation < table.generation
-        if copied is not None and (there or is_again or any(manifest_end <= copied.lsn for _, manifest_end in landed)):
+        if copied is not None:
             parts = clearing(parts, log.directory, schema, copied)
         return Append(
             name=name,

@@ -1,7 +1,7 @@
 """The change log: an append-only Delta table for each table, with all landed changes in order. Then the landed files are removed.
 
-Its rows are those of the landing files (see ``table_schema.py``). Rows of a copy have the LSN of its snapshot. If the table had
-earlier rows, a copy begins with a ``t``, because it replaces them. Each append states in Delta's ``txn`` up to which LSN the log is
+Its rows are those of the landing files (see ``table_schema.py``). Rows of a copy have the LSN of its snapshot. A copy begins with a
+``t``, because it replaces what was there. Each append states in Delta's ``txn`` up to which LSN the log is
 complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
 A log that cannot be continued gets nothing more, for example because another writer changed its rows, or because a file is missing. The

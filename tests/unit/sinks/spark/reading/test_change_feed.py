@@ -147,7 +147,7 @@ async def test_a_stream_has_the_copy_though_it_is_later_than_all_that_was_landed
     all_rounds(work)
     work.tidy(now=True)
     stream = Follower(tmp_path, TABLE)
-    stream.assert_read_all((300, 0, "c"), (300, 0, "c"))
+    stream.assert_read_all((300, -1, "t"), (300, 0, "c"), (300, 0, "c"))
     if others:
         await land(sink, 400, Insert(6, row("2", "b")))
         stream.look()
@@ -159,7 +159,7 @@ async def test_a_stream_has_the_copy_though_it_is_later_than_all_that_was_landed
     await sink.close()
     all_rounds(work)
     work.tidy(now=True)
-    stream.assert_read_all((300, 0, "c"), (300, 0, "c"), (500, 0, "i"))
+    stream.assert_read_all((300, -1, "t"), (300, 0, "c"), (300, 0, "c"), (500, 0, "i"))
 
 
 async def test_a_stream_waits_for_the_copy_of_a_table_that_went(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ async def test_a_stream_waits_for_the_copy_of_a_table_that_went(tmp_path: Path) 
     all_rounds(work)
     stream.look()
     work.tidy(now=True)
-    stream.assert_read_all((300, 0, "c"), (300, 0, "c"), (350, 0, "i"))
+    stream.assert_read_all((300, -1, "t"), (300, 0, "c"), (300, 0, "c"), (350, 0, "i"))
 
 
 async def test_a_range_may_begin_and_end_amid_a_landed_batch(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_reader_waits_for_the_copy_from_before_the_table_was_added_again(t
     await sink.close()
     all_rounds(work)
     work.tidy(now=True)
-    stream.assert_read_all((300, 0, "c"), (300, 0, "c"), (400, -1, "t"), (400, 0, "c"))
+    stream.assert_read_all((300, -1, "t"), (300, 0, "c"), (300, 0, "c"), (400, -1, "t"), (400, 0, "c"))
 
 
 async def test_what_was_landed_of_a_table_that_came_again_is_told_at_once(tmp_path: Path) -> None:
