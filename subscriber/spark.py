@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from subscriber.sinks.spark.reading.snapshot import LakeSnapshot, snapshot
+from subscriber.sinks.spark.session.spark_session import warn_of_another_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,5 +33,6 @@ def register(spark: SparkSession) -> None:
     from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
     from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- pyspark comes with an extra
 
+    warn_of_another_python(spark)
     spark.dataSource.register(PostgresChanges)
     spark.dataSource.register(PostgresSnapshot)

@@ -10,15 +10,17 @@ from urllib.parse import quote
 import pytest
 
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert
-from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.planning import plan as plan_module
+from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.spark import register
 from tests.unit.sinks.spark.model import NAMES, Publisher
 from tests.unit.sinks.spark.pipeline.test_applier import SMALL, all_rounds, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, relation
 from tests.unit.sinks.spark.reading.test_change_feed import landed_of
-from tests.unit.sinks.spark.stream import batch, begun, make, row
+from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,9 +137,17 @@ def _change(row: dict[str, Any]) -> Change:
 
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
-async def test_a_dataframe_of_a_snapshot_stays_at_it(tmp_path: Path, spark: SparkSession) -> None:
+async def test_a_dataframe_of_a_snapshot_stays_at_it(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from subscriber.spark import snapshot
 
+    register(spark)
+    assert "PYSPARK_PYTHON" not in caplog.text
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", "/usr/bin/false")
+    register(spark)
+    assert "Set the environment variable PYSPARK_PYTHON" in caplog.text
+    monkeypatch.undo()
     register(spark)
     sink = await begun(make(tmp_path))
     work = Applier(storage(tmp_path), LocalEngine(storage(tmp_path)), SMALL)
@@ -156,3 +166,31 @@ async def test_a_dataframe_of_a_snapshot_stays_at_it(tmp_path: Path, spark: Spar
     assert newest.tables == ["public.t"]
     rows = spark.read.format("postgres_snapshot").options(**options).load().join(newest.table("public.t"), "id")
     assert rows.count() == 21
+    await _read_deletion_vectors(tmp_path, spark, monkeypatch)
+
+
+async def _read_deletion_vectors(path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that a table with deletion vectors was read by Python: whole files, and only where it is installed."""
+    from subscriber.spark import snapshot
+
+    monkeypatch.setattr(plan_module, "_TINY_BYTES", 0)
+    sink = await begun(make(path))
+    work = Applier(storage(path), LocalEngine(storage(path)), ApplierSettings(target_rows=100))
+    await land(sink, 400, KEYED, *(Insert(5, row(str(number), "c")) for number in range(21, 500)))
+    all_rounds(work)
+    await land(sink, 500, *(Delete(5, row(str(number), None), None) for number in range(0, 500, 9)))
+    await land(sink, 600, *(Update(5, None, None, row(str(number), "d")) for number in range(1, 500, 90)))
+    await sink.close()
+    all_rounds(work)
+    opened = snapshot(spark, str(path))
+    table = PinnedTable(storage(path), opened._found.tables[TABLE].path, opened._found.tables[TABLE].version)
+    assert sum(file.vector is not None for file in table.files()) > 1
+    frame = opened.table("public.t")
+    found = {entry["id"]: entry["note"] for entry in frame.collect()}
+    expected = {number: "a" if number < 20 else "b" if number == 20 else "c" for number in range(500) if number % 9}
+    assert found == expected | dict.fromkeys((number for number in range(1, 500, 90)), "d")
+    assert frame.count() == len(expected)
+    plan = frame.where("id = 30").select("note")._jdf.queryExecution().executedPlan().toString()
+    assert "EqualTo(id,30)" in plan
+    assert "Python" not in plan
+    assert [entry["note"] for entry in frame.where("id = 30").collect()] == ["c"]

@@ -10,8 +10,9 @@ from subscriber.errors import ConfigurationError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable
-from subscriber.sinks.spark.files.location import Location, escape_glob
+from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.reading.parquet_files import lake_files
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.session.object_stores import hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta
@@ -138,17 +139,4 @@ class LakeSnapshot:
         opened = pinned.open()
         if has_delta(self._spark):
             return self._spark.read.format("delta").option("versionAsOf", where.version).load(hadoop_uri(pinned.uri))
-        from pyspark.sql.types import StructType  # noqa: PLC0415 -- an extra
-
-        if not pinned.is_plain:
-            from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- needs pyspark
-
-            self._spark.dataSource.register(PostgresSnapshot)
-            reader = self._spark.read.format(PostgresSnapshot.name()).option("table", name).option("asOfLsn", str(self.lsn))
-            return reader.load(self._target)
-        schema = StructType.fromJson(json.loads(opened.schema().to_json()))
-        files = [escape_glob(hadoop_uri(f"{pinned.uri}/{file.path}")) for file in pinned.files()]
-        if not files:
-            return self._spark.createDataFrame([], schema)
-        # independent of the calendar that the session assumes for files without Spark's mark
-        return self._spark.read.schema(schema).parquet(*files, datetimeRebaseMode="CORRECTED")
+        return lake_files(self._spark, pinned, json.loads(opened.schema().to_json()))

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyroaring import BitMap
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
@@ -69,12 +70,7 @@ class PinnedTable:
         """The columns, in the lake's Arrow types."""
         return lake_schema(self.open())
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether its Parquet files have exactly its rows and columns."""
-        return not {"deletionVectors", "columnMapping"} & {*(self.open().protocol().reader_features or ())} and not self._physical()
-
-    def _physical(self) -> dict[str, str]:
+    def physical(self) -> dict[str, str]:
         """The names of columns in the files, where they have another name there."""
         stored = {field.name: str(field.metadata.get(PHYSICAL_NAME, field.name)) for field in self.open().schema().fields}
         return {name: physical for name, physical in stored.items() if name != physical}
@@ -84,14 +80,18 @@ class PinnedTable:
         self.open()
         return [*self._delta.files_at(self._version).values()]
 
+    def deleted(self, vector: DeletionVector) -> BitMap:
+        """The positions of the rows that a vector deletes."""
+        return read_vector(self._storage, self._delta.directory, vector)
+
     def read(self, path: str, vector: DeletionVector | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Read the rows of a file, with these columns.
 
         Raises:
             TargetError: the file cannot be read, or is damaged.
         """
-        deleted = read_vector(self._storage, self._delta.directory, vector) if vector is not None else None
-        path, names, start = f"{self._delta.directory}/{path}", {new: old for old, new in self._physical().items()}, 0
+        deleted = self.deleted(vector) if vector is not None else None
+        path, names, start = f"{self._delta.directory}/{path}", {new: old for old, new in self.physical().items()}, 0
         try:
             with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as opened:
                 for batch in opened.iter_batches():

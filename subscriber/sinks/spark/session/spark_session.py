@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import re
 import shutil
@@ -23,7 +24,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-__all__ = ["DELTA_CONF", "has_delta", "is_under_spark", "jar_is_for", "refuse_connect", "require_delta_jar", "spark_session"]
+__all__ = [
+    "DELTA_CONF",
+    "has_delta",
+    "is_under_spark",
+    "jar_is_for",
+    "refuse_connect",
+    "require_delta_jar",
+    "spark_session",
+    "warn_of_another_python",
+]
+
+_log = logging.getLogger(__name__)
 
 _NO_CONNECT: Final = (
     "the applier needs Spark's own session, not one of Spark Connect: it runs functions of Python on executors, and starts sessions",
@@ -169,6 +181,21 @@ def refuse_connect(spark: SparkSession) -> None:
 def has_delta(spark: SparkSession) -> bool:
     """Whether a session can MERGE INTO Delta tables."""
     return _EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def warn_of_another_python(spark: SparkSession) -> None:
+    """Warn if the Python workers of a local session are of another environment, as where this one is not activated."""
+    if type(spark).__module__.startswith("pyspark.sql.connect") or not str(spark.sparkContext.master).startswith("local"):
+        return
+    worker = spark.sparkContext.pythonExec
+    found = shutil.which(worker)
+    if found is None or Path(found).absolute().parent != Path(sys.executable).parent:
+        _log.warning(
+            "Spark's Python workers run %s, not %s: if pg-subscriber is not installed there, queries of postgres_changes and"
+            " postgres_snapshot end with ModuleNotFoundError. Set the environment variable PYSPARK_PYTHON before the session starts",
+            found or worker,
+            sys.executable,
+        )
 
 
 def _private_directory() -> Path:
