@@ -1,4 +1,7 @@
-"""A lake as the target of the demonstration. The subscription lands changes, Spark applies them in a thread, and Spark SQL reads them."""
+"""A lake as the target of the demonstration. The subscription lands changes, a thread applies them, and Spark SQL reads them.
+
+Engine ``local`` applies, the default on one machine: engine ``spark`` would fall behind beside a publisher under load on two cores.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
-from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.reading.snapshot import LakeSnapshot
 from subscriber.sinks.spark.reading.table_files import with_held_values
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
@@ -46,6 +50,7 @@ _CONF: Final = {
     "spark.ui.port": "0",
 }
 _LOOK_SECONDS: Final = 0.02
+_FRESHNESS: Final = 1.0
 _ROWS: Final = 10_000
 """Of a batch that is compared."""
 _VIEW: Final = "subscriber_snapshot"
@@ -105,16 +110,17 @@ class LakeTarget:
     async def inspect(self) -> DatabaseFacts:
         """Start Spark."""
         self._spark = await asyncio.to_thread(spark_session, _MASTER, _CONF)
-        self._applying = asyncio.create_task(self._apply(self._spark))
+        self._applying = asyncio.create_task(self._apply())
         python, version = platform.python_version(), self._spark.version
-        place = f"a lake in {self._root}, by Spark {version} on {_MASTER} (UI: {self._spark.sparkContext.uiWebUrl}), Python {python}"
+        reader = f"read by Spark {version} on {_MASTER} (UI: {self._spark.sparkContext.uiWebUrl})"
+        place = f"a lake in {self._root}, applied by engine local, {reader}, Python {python}"
         return DatabaseFacts(place, two_phase=True, had_catalog=False)
 
-    async def _apply(self, spark: Any) -> None:
+    async def _apply(self) -> None:
         while Lake.find(self._storage) is None:  # noqa: ASYNC110 -- the subscription creates it, without a notification
             await asyncio.sleep(_LOOK_SECONDS)
-        applier = Applier(self._storage, SparkEngine(spark, self._location))
-        await asyncio.to_thread(apply_forever, applier, self._stop)
+        applier = Applier(self._storage, LocalEngine(self._storage))
+        await asyncio.to_thread(apply_forever, applier, self._stop, pace=Pace(_FRESHNESS))
 
     async def make_tables(self, schema: str) -> None:
         """Do nothing: the tables are created with their first rows."""

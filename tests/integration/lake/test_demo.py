@@ -30,7 +30,7 @@ def test_into_a_lake_that_spark_keeps(scratch: Path, tmp_path: Path) -> None:
     done = demo(scratch, "--target=spark", f"--keep={tmp_path / 'kept'}", "--rows=2000", "--seconds=4")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Both databases hold the same rows." in done.stdout
-    assert re.search(r"target: +a lake in \S+, by Spark \d", done.stdout)
+    assert re.search(r"target: +a lake in \S+, applied by engine local, read by Spark \d", done.stdout)
     assert re.search(r"rows applied \([\d,]+/s\); behind: .*, \d+\.\d\d s", done.stdout)
     assert re.search(r"4\. The proof: .*by Spark SQL, at LSN [0-9A-F]+/[0-9A-F]+", done.stdout)
     assert "DIFFERENT" not in done.stdout
