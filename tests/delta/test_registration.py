@@ -286,6 +286,47 @@ async def test_what_cannot_be_registered_is_told(tmp_path: Path, delta: SparkSes
     tables = {LEFT_NAME: SnapshotTable("tables/public/l", 1, Lsn(1))}
     with pytest.raises(TargetError, match=r"could not register the snapshot at 0/1 in nowhere\.lake: "):
         missing.register(Snapshot(Lsn(1), Lsn(1), tables))
-    many: dict[Any, Any] = {TableName("public", f"t{number}"): tables[LEFT_NAME] for number in range(51)}
-    with pytest.raises(TargetError, match="51 tables are too many to register"):
-        missing.register(Snapshot(Lsn(1), Lsn(1), many))
+
+
+@pytest.mark.timeout(600)
+async def test_lake_with_many_tables_has_views_of_their_own_versions(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that a lake with more than 50 tables could not be registered."""
+    sink, work = await begun(make(tmp_path, "?batch_delay=0"), tables=(LEFT_NAME, RIGHT_NAME)), applier(tmp_path)
+    await sink.apply(batch(transaction(200, LEFT, RIGHT, Insert(5, row("1", "10")), Insert(6, row("1", "10")))))
+    with schema_of(delta, "many") as schema:
+        found = registration(delta, tmp_path, schema)
+        found.register(all_rounds(work))
+        there = {table.name for table in delta.catalog.listTables(schema)}
+        monkeypatch.setattr(registration_module, "_SHARED_TABLES", 1)
+        replaced = list[str]()
+        real = CatalogRegistration._replace
+
+        def counted(self: CatalogRegistration, name: str, query: str) -> None:
+            replaced.append(name)
+            real(self, name, query)
+
+        monkeypatch.setattr(CatalogRegistration, "_replace", counted)
+        await sink.apply(batch(transaction(300, Insert(5, row("2", "20")))))
+        found.register(all_rounds(work))
+        assert sorted(replaced) == ["public_l", "public_r"]
+        assert {table.name for table in delta.catalog.listTables(schema)} == there - {"published_snapshot"}
+        wider = Relation(5, "public", "l", "d", (*LEFT.columns, Column("more", 25, -1, False)))
+        await sink.apply(batch(transaction(400, wider, Insert(5, row("3", "30", "x")))))
+        found.register(all_rounds(work))
+        assert replaced[2:] == ["public_l"], "a view is replaced only if its table has changed"
+        assert delta.sql(f"SELECT id, more FROM {schema}.public_l ORDER BY id").collect() == [(1, None), (2, None), (3, "x")]
+        # another applier finds what is registered
+        await sink.remove_table(RIGHT_NAME)
+        await sink.advance(Lsn(410))
+        await sink.close()
+        snapshot = all_rounds(work)
+        monkeypatch.setattr(registration_module, "_SHARED_TABLES", 0)
+        registration(delta, tmp_path, schema).register(snapshot)
+        assert {table.name for table in delta.catalog.listTables(schema)} == {"public_l", "public_l_latest"}
+        # and all at once when the tables are few again
+        monkeypatch.setattr(registration_module, "_SHARED_TABLES", 50)
+        registration(delta, tmp_path, schema).register(snapshot)
+        assert {table.name for table in delta.catalog.listTables(schema)} == {"published_snapshot", "public_l", "public_l_latest"}
+        assert delta.table(f"{schema}.public_l").count() == 3

@@ -14,8 +14,9 @@ as a struct of its own::
 
 A publication replaces this one view, by one change of the catalog (ALTER VIEW). Spark looks up a view once for each query, however often
 the query uses it. So all tables in a query are of one snapshot, without a lock. The optimizer removes the other tables and the structs: a
-query reads what it would read from the Delta table itself. But it must open the logs of all tables of the lake, which is why there is a
-limit of tables. A table that leaves the snapshot has no view until it is back, because the view would stay at an old version.
+query reads what it would read from the Delta table itself. But it must open the logs of all tables of the lake. So a lake with many tables
+has no such view: each table's view names its own version, and is replaced if its table has changed. Then a query may see two snapshots
+while one is registered. A table that leaves the snapshot has no view until it is back, because the view would stay at an old version.
 
 A thread does this. If the catalog is unavailable, or does not answer, replication continues: the thread tries again, and the status of the
 applier has the error. Only the newest snapshot is registered, so a slow catalog leaves out some. An error that is not of the catalog ends
@@ -31,6 +32,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -54,7 +56,10 @@ _log = logging.getLogger(__name__)
 
 VIEW: Final = "published_snapshot"
 """The view that names the versions of all tables."""
-_MOST_TABLES: Final = 50
+_SHARED_TABLES: Final = 50
+"""With more tables than this, each view names its own version."""
+_AT_ONCE: Final = 4
+"""How many views are replaced at once."""
 _RETRY_SECONDS: Final = 5.0
 _PATIENCE_SECONDS: Final = 30.0
 """How long the end of the applier waits for a catalog. One that takes longer is reported."""
@@ -97,7 +102,8 @@ class CatalogRegistration:
         self._schema_name = schema
         self._failed = failed
         self._failing = False
-        self._views: dict[str, tuple[str, ...]] = {}  # the columns of registered views, by name
+        self._views: dict[str, str] = {}  # the queries of registered views, by name
+        self._columns: dict[TableName, list[str]] = {}  # of tables with a shared view
         self._registered: Mapping[TableName, SnapshotTable] | None = None
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -185,16 +191,11 @@ class CatalogRegistration:
         if snapshot.tables == self._registered:
             return
         names = view_names(snapshot.tables)
-        if len(names) > _MOST_TABLES:
-            raise TargetError(
-                f"{len(names)} tables are too many to register: each query would open all of them",
-                hint="read with subscriber.spark.snapshot",
-            )
         self._began = time.monotonic()
         try:
             self._register(snapshot, names)
         except job_errors() as error:
-            self._views.clear()
+            self._views, self._columns = {}, {}
             self._registered = None
             raise TargetError(
                 f"could not register the snapshot at {snapshot.lsn} in {self._schema_name}: {first_words(error)}",
@@ -211,43 +212,50 @@ class CatalogRegistration:
         if not self._views:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
             earlier = self._earlier()
-        columns = {
-            name: tuple(sql(f"SELECT * FROM delta.{quoted_name(uris[name])} VERSION AS OF {table.version}").columns)  # noqa: S608 -- quoted
-            if self._changed(name, table)
-            else self._views[names[name]]
-            for name, table in snapshot.tables.items()
-        }
-        for name in names:
-            if names[name] not in self._views:
-                self._require_table(f"{names[name]}_latest", uris[name])
-        selects = []
-        for name, table in snapshot.tables.items():
-            structs = [f"{'struct(*)' if other == name else 'NULL'} AS {quoted_name(names[other])}" for other in names]
-            source = f"delta.{quoted_name(uris[name])} VERSION AS OF {table.version}"
-            selects.append(f"SELECT {quoted_text(names[name])} AS name, {', '.join(structs)} FROM {source}")  # noqa: S608 -- quoted
-        if selects:
-            self._replace(VIEW, " UNION ALL ".join(selects))
-        for name in names:
-            if self._views.get(names[name]) != columns[name]:
-                found = quoted_name(names[name])
-                chosen = ", ".join(f"{found}.{quoted_name(column)}" for column in columns[name])
-                self._replace(names[name], f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {quoted_text(names[name])}")  # noqa: S608 -- quoted
+        sources = {name: f"delta.{quoted_name(uris[name])} VERSION AS OF {table.version}" for name, table in snapshot.tables.items()}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            new = [name for name in names if names[name] not in self._views]
+            list(pool.map(lambda name: self._require_table(f"{names[name]}_latest", uris[name]), new))
+            if is_shared := 0 < len(names) <= _SHARED_TABLES:
+                views = self._share(snapshot, names, sources)
+            else:
+                views = {names[name]: f"SELECT * FROM {source}" for name, source in sources.items()}  # noqa: S608 -- quoted
+            list(pool.map(lambda view: self._replace(view, views[view]), [view for view in views if self._views.get(view) != views[view]]))
         # catalogs have names in small letters
         present = {name.lower() for name in names.values()}
         for gone in {name for name in self._views.keys() | earlier if name.lower() not in present}:
             # the view last: if this is broken off, the next attempt finds it
             sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
             sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
-        if not selects:
+        if not is_shared:
             sql(f"DROP VIEW IF EXISTS {self._of(VIEW)}")
-        self._views = {names[name]: columns[name] for name in names}
+        self._views = views
+
+    def _share(self, snapshot: Snapshot, names: Mapping[TableName, str], sources: Mapping[TableName, str]) -> dict[str, str]:
+        """Replace the view of all tables. Return the queries of the tables' views, which select from it."""
+        self._columns = {
+            name: self._spark.sql(f"SELECT * FROM {sources[name]}").columns  # noqa: S608 -- quoted
+            if name not in self._columns or self._changed(name, table)
+            else self._columns[name]
+            for name, table in snapshot.tables.items()
+        }
+        selects, views = [], {}
+        for name, view in names.items():
+            structs = [f"{'struct(*)' if other == name else 'NULL'} AS {quoted_name(names[other])}" for other in names]
+            selects.append(f"SELECT {quoted_text(view)} AS name, {', '.join(structs)} FROM {sources[name]}")  # noqa: S608 -- quoted
+            chosen = ", ".join(f"{quoted_name(view)}.{quoted_name(column)}" for column in self._columns[name])
+            views[view] = f"SELECT {chosen} FROM {self._of(VIEW)} WHERE name = {quoted_text(view)}"  # noqa: S608 -- quoted
+        self._replace(VIEW, " UNION ALL ".join(selects))
+        return views
 
     def _earlier(self) -> set[str]:
         """The views of tables that are in the catalog, from an earlier applier."""
         names = {row["viewName"] for row in self._spark.sql(f"SHOW VIEWS IN {self._schema}").collect()} - {VIEW}
         # other views that select from it are a user's
         ours = {name: f" FROM {self._of(VIEW)} WHERE name = {quoted_text(name)}".lower() for name in names}
-        return {name for name in names if self._text_of(name).lower().endswith(ours[name])}
+        place = quoted_name(hadoop_uri(DeltaReader(self._storage, "tables").uri))[:-1]
+        own = f"SELECT * FROM delta.{place}/".lower()  # noqa: S608 -- only compared
+        return {name for name in names if (text := self._text_of(name).lower()).endswith(ours[name]) or text.startswith(own)}
 
     def _text_of(self, view: str) -> str:
         described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
@@ -265,7 +273,7 @@ class CatalogRegistration:
 
     def _replace(self, name: str, query: str) -> None:
         """Replace a view by one change of the catalog. CREATE OR REPLACE VIEW would drop it first."""
-        if self._spark.catalog.tableExists(self._of(name)):
+        if name in self._views or self._spark.catalog.tableExists(self._of(name)):
             self._spark.sql(f"ALTER VIEW {self._of(name)} AS {query}")
         else:
             self._spark.sql(f"CREATE VIEW {self._of(name)} AS {query}")
