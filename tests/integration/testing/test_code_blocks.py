@@ -127,6 +127,13 @@ def run_subscriber(words: list[str], page_setup: PageSetup) -> None:
         return  # tests/integration/cli/test_run_plugin.py starts a server for it
     elif verb == "cutover":
         run_cutover(words, page_setup)
+    elif verb == "verify" and parsed.target.startswith("spark:"):
+        lake = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}?apply=local"]
+        with running("run", *lake, loud=True) as both:
+            page_setup.publisher.wait(ACTIVE, 1)
+            assert main(["--quiet", *words]) == 0
+            both.send(15)
+            assert both.ended().status == 0
     elif verb == "verify":
         definition = [f"--connection={page_setup.publisher.dsn}", "--publication=app", f"--target={parsed.target}"]
         if not page_setup.defined:

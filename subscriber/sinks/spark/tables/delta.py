@@ -58,7 +58,7 @@ _NEW_COLUMNS: Final = CommitProperties({"userMetadata": _NEW_COLUMNS_NOTE})
 _NEW_RETENTION: Final = CommitProperties({"userMetadata": json.dumps({"subscriber": "retention"})})
 _VECTORS_NOTE: Final = (
     "to_pandas and to_pyarrow_table of delta-rs cannot read it from now on; deletion_vectors.SCHEMA.TABLE=off in the URL prevents this"
-    " (docs/explanation/lake-deletion-vectors.md names other readers)"
+    " (docs/howto/lake.md names other readers)"
 )
 _WITHOUT_ZONE: Final = "timestampNtz"
 _LAST_COMMITS: Final = 10
