@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ from tests.unit.sinks.spark.stream import RELATION, TABLE, batch, begun, make, r
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.endurance, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
+BOTH = pytest.mark.parametrize("name", ["local", pytest.param("spark", marks=pytest.mark.endurance)])
 
 FOR_ALL = (
     "OPTIMIZE {}",
@@ -43,6 +45,7 @@ ONLY_FOR_DELTA = (
 )
 
 
+@pytest.mark.endurance
 @pytest.mark.parametrize("name", ["local", "spark"])
 async def test_maintenance_by_spark(tmp_path: Path, delta: SparkSession, name: str) -> None:
     dice, uri = random.Random(name), str(tmp_path / "tables/public/t")
@@ -78,6 +81,7 @@ async def test_maintenance_by_spark(tmp_path: Path, delta: SparkSession, name: s
     assert DeltaTable(uri).version() == snapshot.tables[TABLE].version
 
 
+@pytest.mark.endurance
 async def test_deletion_vector_of_another_writer_stops_the_table(tmp_path: Path, delta: SparkSession) -> None:
     uri = str(tmp_path / "tables/public/t")
     sink = await begun(make(tmp_path))
@@ -124,11 +128,17 @@ WRITTEN_BY = {
     "DELETE": ("DELETE FROM {} WHERE id = 1",),
     "undone": ("DELETE FROM {} WHERE id = 1", "RESTORE TABLE {} TO VERSION AS OF 1"),
     "MERGE": ("MERGE INTO {} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE",),
+    "drop": (MAPPED, "ALTER TABLE {} DROP COLUMN note"),
+    "replace": ("CREATE OR REPLACE TABLE {} (id INT, note STRING, day DATE, _special STRING) USING DELTA",),
+    "file": (),
+    "directory": (),
+    "newest version": ("ALTER TABLE {} SET TBLPROPERTIES ('a.b' = 'c')",),
 }
-"""What another writer may do to a table."""
+"""What another writer may do to a table. Files are removed by :data:`REMOVED`."""
+REMOVED = {"file": "*.parquet", "directory": "", "newest version": "_delta_log/*2.json"}
 
 
-@pytest.mark.parametrize("name", ["local", "spark"])
+@BOTH
 async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, delta: SparkSession, name: str) -> None:
     """The bug was that engine ``spark`` retried for ever if a table was ``appendOnly``, and that nothing named the table."""
     others = [TableName("public", f"t{number}") for number in range(len(WRITTEN_BY))]
@@ -141,9 +151,14 @@ async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, de
     await sink.advance(Lsn(200))
     work = Applier(storage(tmp_path), engine_of(name, delta, tmp_path))
     assert not all_rounds(work).stopped
-    for table, statements in zip(others, WRITTEN_BY.values(), strict=True):
+    for table, (kind, statements) in zip(others, WRITTEN_BY.items(), strict=True):
         for statement in statements:
             delta.sql(statement.format(f"delta.`{tmp_path}/tables/public/{table.name}`")).collect()
+        if kind == "directory":
+            shutil.rmtree(tmp_path / "tables/public" / table.name)
+        elif kind in REMOVED:
+            for file in (tmp_path / "tables/public" / table.name).glob(REMOVED[kind]):
+                file.unlink()
     for end in (300, 400):
         changes = [Insert(5, row(str(end), "b", None))]
         for one in relations:
@@ -162,6 +177,9 @@ async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, de
             "DELETE",
             "undone",
             "MERGE",
+            "drop",
+            "replace",
+            *REMOVED,
             *needs_delta,
         }
         assert stopped.isdisjoint({"serializable", "column mapping", "checkpoints"})
