@@ -35,6 +35,14 @@ class Settings:
     max_parallel_apply_workers_per_subscription: int = option(
         2, WHOLE, "streamed transactions applied at once before their end, and one that is not streamed; 0: none", least=0, most=1024
     )
+    apply_workers: int = option(
+        1,
+        WHOLE,
+        "sessions that apply waiting transactions at once, and commit them in the publisher's order; PostgreSQL targets",
+        least=1,
+        most=64,
+        ours=True,
+    )
     max_copy_workers_per_table: int = option(2, WHOLE, "connections that copy one large table together", least=1, most=_BACKENDS, ours=True)
     copy_range_size: int = option(256 * 1024**2, SIZE, "a larger table is copied in ranges of this size", least=64 * 1024, ours=True)
     logical_decoding_work_mem: int = option(64 * 1024**2, SIZE, "memory for changes before transactions spill to disk", least=64 * 1024)

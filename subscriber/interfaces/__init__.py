@@ -6,6 +6,7 @@
 """
 
 from subscriber.interfaces.abilities import (
+    ApplyWorkersSink,
     ComparedTables,
     DescribedSink,
     ExportingSink,
@@ -67,6 +68,7 @@ __all__ = [
     "CATALOG_SCHEMA",
     "AddColumn",
     "ApplyStatistics",
+    "ApplyWorkersSink",
     "Batch",
     "ChangeType",
     "ColumnPlan",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = [
+    "ApplyWorkersSink",
     "ComparedTables",
     "DescribedSink",
     "ExportSnapshot",
@@ -118,6 +119,16 @@ class ResolvingSink(Protocol):
     @property
     def logs_conflicts(self) -> bool:
         """Whether it can write conflicts into a table."""
+        ...
+
+
+@runtime_checkable
+class ApplyWorkersSink(Protocol):
+    """A sink that can apply transactions in several sessions at once (``apply_workers``). Other sinks are used with one."""
+
+    @property
+    def has_apply_workers(self) -> bool:
+        """Whether it can."""
         ...
 
 

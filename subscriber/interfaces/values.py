@@ -359,7 +359,7 @@ class ApplyStatistics:
 
     transactions: int = 0
     parallel_transactions: int = 0
-    """Transactions that were applied while they were received."""
+    """Transactions that another session than the apply session has applied: while they were received, or as one of ``apply_workers``."""
     inserts: int = 0
     updates: int = 0
     deletes: int = 0

@@ -11,7 +11,7 @@ from subscriber.catalog import Definition
 from subscriber.catalog.target_kind import ComparedKind
 from subscriber.config import RULES, Settings, SubscriptionOptions, check_slot_name
 from subscriber.errors import ConfigurationError
-from subscriber.interfaces import ResolvingSink, Sink
+from subscriber.interfaces import ApplyWorkersSink, ResolvingSink, Sink
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target, required_ability
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -78,6 +78,11 @@ class RunSpec:
         check_slot_name(self.slot_name)
         filter_expressions(options)
         require_rules(options, self.sink)
+        if self.settings.apply_workers > 1 and not (isinstance(self.sink, ApplyWorkersSink) and self.sink.has_apply_workers):
+            raise ConfigurationError(
+                f"apply_workers = {self.settings.apply_workers} is not available for this kind of target",
+                hint="omit it: only a PostgreSQL target has several sessions that apply",
+            )
         if options.wal_receiver_timeout >= 0:
             object.__setattr__(self, "settings", replace(self.settings, wal_receiver_timeout=options.wal_receiver_timeout))
         if self.settings.verify_interval:

@@ -340,6 +340,7 @@ def test_no_numbers(text: str) -> None:
         ("wal_receiver_timeout=4000000000", "4000000s", "0 to 2147483647ms"),
         ("max_sync_workers_per_subscription=0", "0", "1 to 262143"),
         ("max_parallel_apply_workers_per_subscription=1025", "1025", "0 to 1024"),
+        ("apply_workers=0", "0", "1 to 64"),
         ("max_copy_workers_per_table=4000000000", "4000000000", "1 to 262143"),
         ("copy_range_size=1kB", "1kB", "64kB to 2147483647kB"),
         ("logical_decoding_work_mem=4000000000", "3906250MB", "64kB to 2147483647kB"),

@@ -17,6 +17,7 @@ from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.apply.rule_needs import rules_refused
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
+from subscriber.sinks.postgres.parallel.sessions import too_few_connections
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.firing import first_firing
@@ -97,6 +98,7 @@ async def check_target(
     parks: bool,
     rules: ConflictRules,
     log: ConflictLog | None,
+    workers: int,
 ) -> list[Finding]:
     """Check everything that a subscription of these tables needs.
 
@@ -110,6 +112,7 @@ async def check_target(
         parks: the subscription has ``on_error = park``.
         rules: what to do about conflicts.
         log: the table in which they are logged, if there is one.
+        workers: the setting ``apply_workers``.
 
     Raises:
         TargetUnavailable, TargetError: no session with the target.
@@ -121,6 +124,8 @@ async def check_target(
             if refused is not None:
                 findings.append(Finding("error", str(refused), refused.hint or ""))
         findings += await _functions(reader, asynchronous=asynchronous)
+        if workers > 1:
+            findings += await too_few_connections(reader, workers)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(catalog_run(reader.connection))
         if parks and len(tables) > 1:

@@ -38,6 +38,7 @@ from subscriber.sinks.postgres.catalog.target_identity import REBIND_TABLES, fol
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.copy.repair import repair_rows
 from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
+from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
 from subscriber.sinks.postgres.session.activity import Watcher
@@ -109,6 +110,7 @@ class OpenedPostgresSink(CatalogSink):
         watcher: observes the sessions.
         state: of the subscription, as stored.
         parallel: sessions for parallel apply.
+        workers: the number of sessions that apply groups of transactions (``apply_workers``).
         on_durable: is told what is durable.
     """
 
@@ -121,6 +123,7 @@ class OpenedPostgresSink(CatalogSink):
         watcher: Watcher,
         state: SubscriptionState,
         parallel: ParallelSessions,
+        workers: int,
         on_durable: Callable[[Lsn], None],
     ) -> None:
         self.session = session
@@ -136,6 +139,9 @@ class OpenedPostgresSink(CatalogSink):
         self._applier = Applier(
             session, self._make_relations(), owner, position=position, tally=target.tally, committed=self._durability.committed
         )
+        self._groups: ParallelGroups | None = None
+        if workers > 1:
+            self._groups = ParallelGroups(parallel, self._applier, reader, workers=workers, pid=session.pid)
         self._two_phase = PreparedTransactions(session, self._rows, self._applier)
         self._reporter = PostgresReporter(PostgresStore(reader), state.oid, target.tally)
         super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=self._reporter)
@@ -235,7 +241,7 @@ class OpenedPostgresSink(CatalogSink):
         """
         self._require_ready()
         before = self._applier.position
-        await self._applier.apply(batch)
+        await (self._groups or self._applier).apply(batch)
         if self._applier.position == before and self._durability.idle:
             self._durability.committed(before, None)
 
@@ -312,7 +318,10 @@ class OpenedPostgresSink(CatalogSink):
         Raises:
             TargetUnavailable, TargetError
         """
-        pid = waiting.pid if isinstance(waiting, PostgresParallelTransaction) else self.session.pid
+        if isinstance(waiting, PostgresParallelTransaction):
+            pid = waiting.pid
+        else:
+            pid = self.session.pid if self._groups is None else self._groups.pid
         ours = {other.pid: other for other in others if isinstance(other, PostgresParallelTransaction)}
         return [ours[found] for found in await self._parallel.holding_up(pid, ours.keys())]
 
@@ -380,6 +389,8 @@ class OpenedPostgresSink(CatalogSink):
             await self.reader.close()
 
     async def _leave(self) -> None:
+        if self._groups is not None:
+            await self._groups.close()
         await self._parallel.close()
         with contextlib.suppress(TargetError):
             await self._reporter.count(None)

@@ -52,12 +52,14 @@ class PostgresSink:
     supports_two_phase = True
     logs_conflicts = True
     conflict_rules = RULES
+    has_apply_workers = True
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         self._shared = PostgresTarget(target, options)
         self._target = self._shared.applying
         self._watcher: Watcher | None = None
         self._options = options
+        self._workers = settings.apply_workers
         self._defined = defined
         # true after this process has seen the subscription: if it is missing later, it was dropped, and must not be created again
         self._known = defined
@@ -133,8 +135,18 @@ class PostgresSink:
             synchronous_commit=level,
             fence=fence,
             origin=session.origin is not None,
+            kept=max(2, self._workers),
         )
-        return OpenedPostgresSink(self._shared, session, reader, watcher=watcher, state=state, parallel=parallel, on_durable=on_durable)
+        return OpenedPostgresSink(
+            self._shared,
+            session,
+            reader,
+            watcher=watcher,
+            state=state,
+            parallel=parallel,
+            workers=self._workers,
+            on_durable=on_durable,
+        )
 
     async def _connect_reader(self, session: ApplySession, name: str) -> CatalogReader:
         # this session creates the catalog, which must be on disk
@@ -164,6 +176,7 @@ class PostgresSink:
             parks=self._options.on_error == "park",
             rules=self._shared.rules,
             log=self._shared.log,
+            workers=self._workers,
         )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:

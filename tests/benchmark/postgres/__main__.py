@@ -13,17 +13,18 @@ from typing import Final
 
 from subscriber import __version__
 from subscriber._implementation import implementation
-from tests.benchmark.postgres.contenders import Limit, Native, Ours, Relayed
+from tests.benchmark.postgres.contenders import FourWorkers, Limit, Native, Ours, Relayed, TwoWorkers
 from tests.benchmark.postgres.figures import Timing
 from tests.benchmark.postgres.landing import LakeBed, Landing, lake_bed
 from tests.benchmark.postgres.latency import ROWS, measure_commands, measure_latency
 from tests.benchmark.postgres.measuring import measure_copy, measure_stream
 from tests.benchmark.postgres.report import LIMIT, Report, Result
 from tests.benchmark.postgres.servers import Bed, bed
-from tests.benchmark.postgres.workloads import COPIES, STREAMS
+from tests.benchmark.postgres.workloads import COPIES, PARALLEL, STREAMS
 
 LATENCY: Final = "latency"
 START: Final = "start"
+WORKERS: Final = "parallel"
 NAMES: Final = (*STREAMS, *COPIES, LATENCY)
 
 
@@ -36,7 +37,9 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--landing", action="store_true", help="the target is a lake, in which changes are landed and not applied")
     parser.add_argument("--relay", action="store_true", help="also with a relay log, instead of a native subscription")
     parser.add_argument("--version", type=int, default=18, help="of publisher and target")
-    parser.add_argument("--workload", help=f"some of {', '.join(NAMES)}; of landing, the first {len(STREAMS) - 1}")
+    parser.add_argument(
+        "--workload", help=f"some of {', '.join(NAMES)}; of landing, the first {len(STREAMS) - 1}; {WORKERS}: of apply_workers"
+    )
     parser.add_argument("--scale", type=float, default=1.0, help="of all sizes")
     parser.add_argument("--rows", type=int, default=0, help="the scale, as the number of rows of the workload inserts")
     parser.add_argument("--rounds", type=int, default=3)
@@ -45,7 +48,9 @@ def _arguments(given: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(given)
     names = [name for name in STREAMS if name != START] if arguments.landing else NAMES
     arguments.workload = arguments.workload.split(",") if arguments.workload else names
-    if unknown := set(arguments.workload) - set(names):
+    if WORKERS in arguments.workload:
+        arguments.workload = [*(name for name in arguments.workload if name != WORKERS), *PARALLEL]
+    if unknown := set(arguments.workload) - {*names, *PARALLEL}:
         parser.error(f"unknown workload: {', '.join(sorted(unknown))}")
     if arguments.rows:
         arguments.scale = arguments.rows / STREAMS["inserts"].size
@@ -60,10 +65,13 @@ def _measure(place: Bed, name: str, scale: float, rounds: int, *, relay: bool = 
             copy = COPIES[name]
             rows = max(int(copy.rows * scale), 1)
             return [Result(name, copy.title, copy.tables * rows, measure_copy(place, copy, rows, rounds, _tell))], []
-        stream = STREAMS[name]
+        stream = (STREAMS | PARALLEL)[name]
         size = max(int(stream.size * scale), 1)
         ours = [Landing] if isinstance(place, LakeBed) else [Relayed, Ours] if relay else [Native, Ours]
-        samples = measure_stream(place, stream, size, rounds, _tell, readers=[Limit, *ours])
+        if name in PARALLEL:
+            ours = [Native, Ours, TwoWorkers, FourWorkers]
+        with place.slow_flush(stream.flush):
+            samples = measure_stream(place, stream, size, rounds, _tell, readers=[Limit, *ours])
         if name == START:
             firsts = {who: [run.startup + run.wall for run in runs] for who, runs in samples.items() if who != LIMIT}
             timings = [Timing.of("command to first row", who, seconds) for who, seconds in firsts.items()]

@@ -15,7 +15,7 @@ from tests.benchmark.postgres.processes import peak_memory, tree_cpu
 from tests.benchmark.postgres.servers import CLIENTS_VERSION, END, Bed
 from tests.support.program import environment
 
-__all__ = ["COMMAND", "Contender", "Limit", "Native", "Ours", "Relayed", "streaming"]
+__all__ = ["COMMAND", "Contender", "FourWorkers", "Limit", "Native", "Ours", "Relayed", "TwoWorkers", "streaming"]
 
 _PROTOCOLS: Final = {13: 1, 14: 2, 15: 3}
 _NEWEST_PROTOCOL: Final = 4
@@ -159,7 +159,8 @@ class Native(Contender):
         if not self.tables:
             # PostgreSQL 13 has no parameter of that name
             streamed = "" if self.streaming == "off" else f", streaming = {self.streaming}"
-            self._create(f"create_slot = false, copy_data = false, enabled = false{streamed}")
+            commit = self.bed.synchronous_commit
+            self._create(f"create_slot = false, copy_data = false, enabled = false, synchronous_commit = {commit}{streamed}")
 
     def start(self) -> None:
         if self.tables:
@@ -200,6 +201,7 @@ class Ours(_Process):
     def arguments(self, target: str, *further: str) -> list[str]:
         """The command for a target."""
         options = [] if self.tables else ["-o", "copy_data=false", "-o", f"streaming={self.streaming}"]
+        options += ["-o", f"synchronous_commit={self.bed.synchronous_commit}"]
         given = ["run", "--name", self.slot, "--connection", self.bed.publisher.conninfo(), "--publication", "pub", "--target", target]
         return [*COMMAND, *given, *options, *further]
 
@@ -213,6 +215,21 @@ class Ours(_Process):
 
     def cpu(self) -> tuple[float, float]:
         return tree_cpu(self.process.pid), self._cluster_cpu()
+
+
+class TwoWorkers(Ours):
+    """The same with two sessions that apply at once."""
+
+    name = "2 workers"
+
+    def command(self) -> list[str]:
+        return self.arguments(self.bed.target.dsn, "-c", f"apply_workers={self.name[0]}")
+
+
+class FourWorkers(TwoWorkers):
+    """The same with four."""
+
+    name = "4 workers"
 
 
 class Relayed(Ours):

@@ -34,7 +34,6 @@ SETTINGS: Final = {
 _PUBLISHED: Final = "bench_published"
 _TEMPLATE: Final = "bench_template"
 _RUN: Final = "bench_run"
-_CLIENTS: Final = 4
 _FILE_COPY_SINCE: Final = 15
 
 
@@ -45,7 +44,10 @@ class Bed:
         publisher: the database with the changes.
         target: a copy of the template, for one run.
         end: where the WAL of the workload ends.
+        synchronous_commit: of the subscriptions.
     """
+
+    synchronous_commit = "off"
 
     def __init__(self, publisher: EmbeddedServer, target: EmbeddedServer) -> None:
         self.version = publisher.version
@@ -82,6 +84,25 @@ class Bed:
         self.publisher = Database(self.publisher_server, _PUBLISHED)
         self.publisher.execute("VACUUM ANALYZE")
 
+    @contextlib.contextmanager
+    def slow_flush(self, microseconds: int) -> Iterator[None]:
+        """Let commits of the target wait for the disk, which takes so long; 0: change nothing."""
+        if not microseconds:
+            yield
+            return
+        self.synchronous_commit = "on"
+        self._set(fsync="on", commit_delay=str(microseconds), commit_siblings="0")
+        try:
+            yield
+        finally:
+            self.synchronous_commit = "off"
+            self._set(fsync="off", commit_delay="0", commit_siblings="5")
+
+    def _set(self, **settings: str) -> None:
+        for name, value in settings.items():
+            self._administration.execute(f"ALTER SYSTEM SET {name} = {value}")
+        self._administration.execute("SELECT pg_reload_conf()")
+
     def stream_beyond(self, kilobytes: int) -> None:
         """Let the publisher stream transactions that need more memory."""
         self.publisher.execute(f"ALTER DATABASE {_PUBLISHED} SET logical_decoding_work_mem = '{kilobytes}kB'")
@@ -93,7 +114,7 @@ class Bed:
     def write(self, stream: Stream, size: int) -> None:
         """Write the changes of a workload and the last row."""
         if stream.write is None:
-            self._pgbench(max(size // _CLIENTS, 1))
+            self._pgbench(stream.clients, max(size // stream.clients, 1))
         else:
             self.publisher.execute(stream.write.replace("{n}", str(size)))
         self.publisher.execute(f"INSERT INTO {END} VALUES (1)")
@@ -101,9 +122,9 @@ class Bed:
         self.publisher.execute("SELECT pg_switch_wal()")
         self.end = self.publisher.current_lsn()
 
-    def _pgbench(self, transactions: int) -> None:
+    def _pgbench(self, clients: int, transactions: int) -> None:
         program = find_binaries(CLIENTS_VERSION) / "pgbench"
-        options = ["--no-vacuum", "--random-seed=1", "--protocol=prepared", f"--client={_CLIENTS}", f"--transactions={transactions}"]
+        options = ["--no-vacuum", "--random-seed=1", "--protocol=prepared", f"--client={clients}", f"--transactions={transactions}"]
         subprocess.run([str(program), *options, self.publisher.dsn], check=True, capture_output=True)
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COPIES", "NARROW", "STREAMS", "Copy", "Stream"]
+__all__ = ["COPIES", "NARROW", "PARALLEL", "STREAMS", "Copy", "Stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,8 @@ class Stream:
         setup: SQL for both sides.
         write: SQL for the publisher; None: pgbench.
         streamed: whether subscriptions stream transactions in progress with versions that do not do it by default, and at every scale.
+        clients: of pgbench.
+        flush: the target's commits wait for the disk, which takes so many microseconds; 0: they do not wait.
     """
 
     title: str
@@ -31,6 +33,8 @@ class Stream:
     write: str | None
     changes: float = 1
     streamed: bool = False
+    clients: int = 4
+    flush: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,35 @@ STREAMS: Final = {
     ),
     "start": Stream("start-up and one row", 1, NARROW, _FILL, changes=1),
 }
+
+_INDEXED: Final = ", ".join(f"a{number} int" for number in range(8))
+_INDEXES: Final = " ".join(f"CREATE INDEX ON t (a{number});" for number in range(8))
+_RANDOM: Final = ", ".join(f"hashint4(g + {number})" for number in range(8))
+_UPDATED: Final = ", ".join(f"a{number} = hashint4(i + {number})" for number in range(8))
+
+PARALLEL: Final = {
+    "parallel-tpcb": Stream("pgbench TPC-B, 8 clients", 160_000, _TPCB, None, changes=4, clients=8),
+    "parallel-indexes": Stream(
+        "random updates of a table with 8 indexes",
+        30_000,
+        f"CREATE TABLE t (id int PRIMARY KEY, {_INDEXED}, c text); {_INDEXES}"
+        f" INSERT INTO t SELECT g, {_RANDOM}, md5(g::text) FROM generate_series(1, {{n}} * 10) AS g;",
+        _each(
+            f"UPDATE t SET {_UPDATED} WHERE id IN"
+            " (SELECT 1 + (hashint4(10 * i + g)::bigint & 2147483647) % ({n} * 10) FROM generate_series(0, 9) AS g)"
+        ),
+        changes=10,
+    ),
+    "parallel-flush": Stream(
+        "transactions of ten rows, commits wait 2 ms",
+        4_000,
+        NARROW,
+        _each(f"INSERT INTO t SELECT {_VALUES} FROM generate_series(i * 10, i * 10 + 9) AS g"),
+        changes=10,
+        flush=2000,
+    ),
+}
+"""For ``apply_workers``."""
 
 COPIES: Final = {
     "copy": Copy("copy of one table", 1, 2_000_000),

@@ -83,3 +83,9 @@ def test_forms_that_take_no_parameters(capsys: pytest.CaptureFixture[str], form:
     line = line_of(capsys, *VERBS["alter"], form, "-o", "binary=true")
     name = form.partition("=")[0]
     assert line.startswith(f"subscriber: {name} takes no parameters (-o) (hint: run alter twice: once with {name}, once with -o)")
+
+
+@pytest.mark.parametrize("verb", ["run", "check"])
+def test_apply_workers_of_targets_without_sessions(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    line = line_of(capsys, *VERBS[verb][:-1], "sqlite:////nowhere/x.db", "-c", "apply_workers=2")
+    assert line.startswith("subscriber: apply_workers = 2 is not available for this kind of target")

@@ -96,6 +96,7 @@ class Applier:
 
     Attributes:
         relations: the remote relations and their target tables.
+        alone: each transaction is one of the target.
 
     Args:
         owner: owner of the position.
@@ -123,7 +124,8 @@ class Applier:
         self._missed: Counter[TableName] = Counter()
         self._without_sets: set[TableName] = set()
         self._missed_early: set[int] = set()
-        self._alone = bool(relations.rules.kinds("by_time"))
+        # the commit timestamps of rows are those of a batch: last_update_wins needs those of each transaction
+        self.alone = bool(relations.rules.kinds("by_time"))
 
     @property
     def without_sets(self) -> Collection[TableName]:
@@ -137,23 +139,32 @@ class Applier:
             ApplyError, RelationError, TargetError: the named transaction is rolled back; those before it are committed.
             TargetUnavailable: the position tells what is committed. Also if tables of the target were altered twice in the meantime.
         """
+        pending = await self.pending(batch)
+        for group in [[each] for each in pending] if self.alone else [pending] if pending else []:
+            await self.apply_group(group, batch.gate)
+
+    async def pending(self, batch: Batch) -> list[Transaction]:
+        """The transactions of a batch that are past the position. The others are skipped.
+
+        Raises:
+            ProtocolError, SpoolError
+        """
         position = self.position
         pending = [transaction for transaction in batch.transactions if transaction.end_lsn > position]
         for transaction in batch.transactions if len(pending) < len(batch.transactions) else ():
             if transaction.end_lsn <= position:
                 await self.skip(transaction)
-        # the commit timestamps of rows are those of a batch: last_update_wins needs those of each transaction
-        for group in [[each] for each in pending] if self._alone else [pending] if pending else []:
-            await self._apply(group, batch)
+        return pending
 
-    async def _apply(self, pending: Sequence[Transaction], batch: Batch) -> None:
+    async def apply_group(self, pending: Sequence[Transaction], gate: RelationGate) -> None:
+        """Apply transactions in one transaction of the target; after an error, in one for each. Errors are those of :meth:`apply`."""
         self.relations.expect(pending)
         try:
-            if await self._succeeds(pending, lambda without_sets: self._attempt(pending, batch.gate, without_sets=without_sets)):
+            if await self._succeeds(pending, lambda without_sets: self._attempt(pending, gate, without_sets=without_sets)):
                 return
             self.relations.forget_targets()
             for transaction in pending:
-                await self._attempt([transaction], batch.gate, last=True)
+                await self._attempt([transaction], gate, last=True)
         finally:
             self.relations.expect(())
 
@@ -283,9 +294,8 @@ class Applier:
         """The argument ``differs`` of :class:`TransactionSender`. Origins of parallel apply sessions count as our own."""
         return self._session.origin or 0 if self._session.commit_timestamps else None
 
-    def adopt(self, transaction: Transaction, relations: RelationMap, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
+    def adopt(self, transaction: Transaction, counted: Counted, wal: Lsn | None, *, prepared: bool = False) -> None:
         """Take over a transaction that another session ended by :meth:`send_commit` or :meth:`send_prepare`, as if applied here."""
-        self.relations.adopt(relations)
         self._tally.add(counted, transaction.xid if prepared else None)
         if not prepared:
             self.position = transaction.end_lsn

@@ -1,1 +1,1 @@
-"""Parallel apply of streamed transactions."""
+"""Parallel apply: of transactions before their end, and of groups of transactions (``apply_workers``)."""

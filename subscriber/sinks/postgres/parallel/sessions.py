@@ -30,6 +30,7 @@ from psycopg import pq
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
+from subscriber.interfaces import Finding
 from subscriber.protocol.session_name import session_name
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.session.apply_session import ApplySession
@@ -39,13 +40,12 @@ from subscriber.sinks.postgres.session.origins import Origins, parallel_origin
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.session.target import Target
 
-__all__ = ["FENCED", "ParallelSessions", "raise_fence"]
+__all__ = ["FENCED", "ParallelSessions", "raise_fence", "too_few_connections"]
 
 _OID: Final = 26
 _ANSWER_SECONDS: Final = 5.0
 """How long the end of a session waits for an answer of the target."""
 _IDLE: Final = 2
-"""Maximum number of idle sessions that are kept."""
 
 _FENCED: Final = (
     "SELECT 1 / pg_catalog.count(*) FROM pg_catalog.pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock' "
@@ -69,6 +69,11 @@ SELECT w.pid, EXISTS (
 ) AS of_another
 FROM waited_for AS w
 """
+# walsenders and background workers are not counted by max_connections, but only superusers see what a session is
+_FREE: Final = """
+SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+       - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity WHERE datname IS NOT NULL)::int AS free
+"""
 _SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
@@ -88,6 +93,19 @@ async def raise_fence(session: ApplySession, oid: int) -> tuple[int, bool]:
     return fence, ended
 
 
+async def too_few_connections(reader: CatalogReader, workers: int) -> list[Finding]:
+    """Check that the target has connections for ``apply_workers``.
+
+    Raises:
+        TargetUnavailable, TargetError
+    """
+    free = (await reader.fetch(_FREE))[0]["free"]
+    if free >= workers:
+        return []
+    message = f"apply_workers = {workers} needs as many connections with the target, in addition to those of every run: {free} are free"
+    return [Finding("warning", message, "increase max_connections of the target, or decrease apply_workers")]
+
+
 class ParallelSessions:
     """The parallel apply sessions of one open sink.
 
@@ -100,6 +118,7 @@ class ParallelSessions:
         synchronous_commit: as in the apply session.
         fence: number from :func:`raise_fence`.
         origin: whether the apply session has a replication origin.
+        kept: maximum number of idle sessions that are kept.
     """
 
     def __init__(
@@ -113,6 +132,7 @@ class ParallelSessions:
         synchronous_commit: SynchronousCommit,
         fence: int,
         origin: bool,
+        kept: int = _IDLE,
     ) -> None:
         self._target = target
         self._reader = reader
@@ -120,6 +140,7 @@ class ParallelSessions:
         self._name = name
         self._synchronous_commit = synchronous_commit
         self._fence = fence
+        self._kept = kept
         self._idle: list[ApplySession] = []
         self._used: set[ApplySession] = set()
         self._origins = origins
@@ -143,12 +164,43 @@ class ParallelSessions:
         Raises:
             TargetUnavailable, TargetError
         """
+        session = await self.take_idle() or await self._connect()
+        self._used.add(session)
+        return session
+
+    async def take_idle(self) -> ApplySession | None:
+        """An open session without an open transaction, if there is one."""
         while self._idle:
             session = self._idle.pop()
             if session.usable:
                 self._used.add(session)
                 return session
             await self._close(session)
+        return None
+
+    async def open_idle(self) -> None:
+        """Open one more session.
+
+        Raises:
+            TargetUnavailable, TargetError
+        """
+        session = await self._connect()
+        if self._closed:
+            await self._close(session)
+        else:
+            self._idle.append(session)
+
+    @property
+    def idle(self) -> int:
+        """The number of open sessions that are not used."""
+        return len(self._idle)
+
+    @property
+    def count(self) -> int:
+        """The number of open sessions."""
+        return len(self._idle) + len(self._used)
+
+    async def _connect(self) -> ApplySession:
         session = await ApplySession.connect(
             self._target, application_name=session_name(self._name, "parallel apply"), synchronous_commit=self._synchronous_commit
         )
@@ -159,7 +211,6 @@ class ParallelSessions:
         except BaseException:
             await self._close(session)
             raise
-        self._used.add(session)
         return session
 
     async def _carry_origin(self, session: ApplySession) -> None:
@@ -177,7 +228,7 @@ class ParallelSessions:
 
     async def give_back(self, session: ApplySession) -> None:
         """Return a session. An open transaction is rolled back, and its locks are released before this call returns."""
-        if await self._roll_back(session) and not self._closed and len(self._idle) < _IDLE:
+        if await self._roll_back(session) and not self._closed and len(self._idle) < self._kept:
             self._idle.append(session)
         else:
             await self._terminate(session)

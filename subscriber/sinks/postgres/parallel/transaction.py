@@ -236,7 +236,8 @@ class PostgresParallelTransaction:
             return False
         if not await self._finish(transaction, lambda pipeline: self._applier.send_commit(pipeline, transaction, self._session)):
             return False
-        self._applier.adopt(transaction, self._relations, self._counted, self._wal)
+        self._applier.relations.adopt(self._relations)
+        self._applier.adopt(transaction, self._counted, self._wal)
         await transaction.discard()
         return True
 
@@ -255,7 +256,8 @@ class PostgresParallelTransaction:
         gid = self._two_phase.gid(transaction.xid)
         if not await self._finish(transaction, lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session)):
             return False
-        self._applier.adopt(transaction, self._relations, self._counted, None, prepared=True)
+        self._applier.relations.adopt(self._relations)
+        self._applier.adopt(transaction, self._counted, None, prepared=True)
         await self._two_phase.prepared(transaction)
         self._prepared(before)
         return True

@@ -155,6 +155,10 @@ class RelationMap(DescribedRelations):
         """Whether the mapping of a relation is known."""
         return relation_id in self._mappings
 
+    def mapped(self, relation_id: int) -> RelationMapping | None:
+        """The mapping of a relation, if it is known."""
+        return self._mappings.get(relation_id)
+
     async def map_to(self, relation: Relation, table: TargetTable, reader: CatalogQueries) -> RelationMapping:
         """Map the relation to its table, which was read just now. ``reader``: sees the table as it is now.
 

@@ -1,0 +1,273 @@
+"""Which rows a group of transactions changes, to find groups that can be applied at the same time. Pure: no IO.
+
+A row is known by its *keys*: the values of the columns of each unique index of the target. :class:`KeyReader` reads the keys of a group
+from its raw messages: those of the new rows, and those of the old rows as far as the publisher sends them. That is always so for the key
+that finds the row. Two groups *meet* in a table if they have a key in common, or if one of them changes the table in a way that its keys do
+not describe. Then the group that was committed first is applied first.
+
+A table is changed *as a whole*, and meets every other change of it, in these cases:
+
+* A unique index has an expression, a column that the publisher does not send, a type whose equal values may differ in their bytes, or a
+  nondeterministic collation. Or it is an exclusion constraint.
+* UPDATE or DELETE finds the row by all its columns, because the target has no key.
+* INSERT leaves a column to its default, whose value may depend on the order: a sequence, the time.
+* A large value in a unique index was not sent, because it did not change, but another column of the index was.
+* The group has too many keys of the table (:data:`MOST_KEYS`).
+
+INSERTs into a table without a unique index meet only such changes.
+
+What is *not* in the keys: the value that an UPDATE or a DELETE removes from a unique index that is not the replica identity, since the
+publisher does not send it. A later group that inserts this value may therefore be applied too early. Then the target rejects it, or lets it
+wait (:mod:`subscriber.sinks.postgres.parallel.groups` says why that is enough).
+
+Some groups have no keys at all: those with TRUNCATE, with a new description of a relation, or with changes of a table that
+:class:`KeyReader` is not told to follow. Such a group is applied alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Final
+
+from subscriber.protocol.decoder import decode
+from subscriber.protocol.messages import BINARY, UNCHANGED, Delete, Insert, Relation, Tag, Update
+from subscriber.protocol.tuples import places_by_header
+from subscriber.sinks import runs
+from subscriber.sinks.runs import IGNORED, LatestForms, Row, old_and_new, parts_of
+
+__all__ = ["MOST_KEYS", "FollowedTable", "GroupKeys", "KeyReader", "UniqueKey"]
+
+MOST_KEYS: Final = 50_000
+"""The number of keys of one table that a group keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueKey:
+    """The key of a unique index.
+
+    Attributes:
+        names: its columns in the target: keys of the same columns are compared, also those of two partitions.
+        columns: their places in the rows of the relation.
+        numeric: which of them are numeric: 1.0 and 1.00 are equal.
+        nulls_differ: rows with a NULL in the key are never equal.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[int, ...]
+    numeric: tuple[bool, ...]
+    nulls_differ: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FollowedTable:
+    """A relation and its table in the target.
+
+    Attributes:
+        relation: the publisher's relation.
+        tree: identifies the table. The tables of a tree of partitions count as one, because they share rows.
+        keys: its unique indexes; None: each change is one of the whole table.
+        finds: UPDATE and DELETE find the row by one of the keys.
+        inserts_alone: INSERT leaves a column to a default that may depend on the order.
+    """
+
+    relation: Relation
+    tree: int
+    keys: tuple[UniqueKey, ...] | None
+    finds: bool = True
+    inserts_alone: bool = False
+
+
+class _Changed:
+    """The changes of one table: the keys by index, or the whole table."""
+
+    __slots__ = ("count", "keys", "rows", "whole")
+
+    def __init__(self) -> None:
+        self.rows = self.count = 0
+        self.whole = False
+        self.keys: dict[tuple[str, ...], set[object]] = {}
+
+    def add(self, names: tuple[str, ...], values: Iterable[object]) -> None:
+        found = self.keys.setdefault(names, set())
+        before = len(found)
+        found.update(values)
+        self.count += len(found) - before
+        if self.count > MOST_KEYS:
+            self.take_whole()
+
+    def take_whole(self) -> None:
+        self.whole = True
+        self.keys.clear()
+
+    def meets(self, other: _Changed) -> bool:
+        if self.whole or other.whole:
+            return True
+        return any(not found.isdisjoint(other.keys.get(names, ())) for names, found in self.keys.items())
+
+
+class GroupKeys:
+    """The keys of a group."""
+
+    def __init__(self) -> None:
+        self._tables: dict[int, _Changed] = {}
+
+    @property
+    def tables(self) -> Mapping[int, int]:
+        """The number of changes of each tree of tables."""
+        return {tree: changed.rows for tree, changed in self._tables.items()}
+
+    def add(self, form: _KeyForm, rows: Sequence[Row]) -> None:
+        """Add changes of one form."""
+        changed = self._tables.get(form.tree)
+        if changed is None:
+            changed = self._tables[form.tree] = _Changed()
+        changed.rows += len(rows)
+        if form.read_keys is None:
+            changed.take_whole()
+        elif not changed.whole:
+            for key, read in form.read_keys:
+                changed.add(key.names, read(rows))
+
+    def meets(self, other: GroupKeys) -> set[int]:
+        """The trees of tables in which the groups meet."""
+        mine, others = self._tables, other._tables
+        return {tree for tree in mine.keys() & others.keys() if mine[tree].meets(others[tree])}
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _KeyForm(runs.Form):
+    """Changes that differ only in their values. ``read_keys``: None: they are changes of the whole table."""
+
+    tree: int
+    read_keys: Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], Iterable[object]]]] | None
+
+
+class KeyReader:
+    """Reads the keys of groups, as long as no relation is described anew.
+
+    Args:
+        tables: the followed tables by relation id.
+    """
+
+    def __init__(self, tables: Mapping[int, FollowedTable]) -> None:
+        self._tables = tables
+        self._forms: dict[object, _KeyForm] = {}
+        self._latest: LatestForms[_KeyForm] = LatestForms()
+
+    def read(self, records: Sequence[bytes]) -> GroupKeys | None:
+        """The keys of the changes in these messages, which have no xid; None: the group must be applied alone.
+
+        Raises:
+            ProtocolError: an invalid message.
+        """
+        found = GroupKeys()
+        place, count = 0, len(records)
+        while place < count:
+            groups, stop = places_by_header(records, place, count, 1)
+            for places in groups.values():
+                if not self._read_alike([records[each] for each in places], found):
+                    return None
+            place = stop
+            if place < count:
+                if not self._changes_nothing(records[place]):
+                    return None
+                place += 1
+        return found
+
+    def _changes_nothing(self, record: bytes) -> bool:
+        if record[:1] and record[0] in IGNORED:
+            return True
+        if record[:1] and record[0] == Tag.RELATION:
+            message = decode(record, in_stream=False)
+            known = self._tables.get(message.relation_id) if isinstance(message, Relation) else None
+            return known is not None and known.relation == message
+        return False
+
+    def _read_alike(self, records: Sequence[bytes], found: GroupKeys) -> bool:
+        """Read changes that begin alike. Return whether their table is followed."""
+        place, count = 0, len(records)
+        while place < count:
+            read = self._latest.read(records, range(place, count), 1)
+            if read is None:
+                form = self._form(records[place])
+                if form is None:
+                    return False
+                self._latest.add(form)
+                read = form.read(records, range(place, count), 1)
+            form, rows = read
+            found.add(form, rows)
+            place += len(rows)
+            if not rows:
+                return False
+        return True
+
+    def _form(self, record: bytes) -> _KeyForm | None:
+        message = decode(record, in_stream=False)
+        if not isinstance(message, Insert | Update | Delete):
+            return None
+        table = self._tables.get(message.relation_id)
+        if table is None:
+            return None
+        old_and_new(message, len(table.relation.columns), table.relation.name)
+        parts = parts_of(message)
+        form = self._forms.get((message.relation_id, record[0], parts))
+        if form is None:
+            form = _KeyForm(tag=record[0], parts=parts, tree=table.tree, read_keys=_read_keys(message, table))
+            self._forms[message.relation_id, record[0], parts] = form
+        return form
+
+
+def _read_keys(
+    message: Insert | Update | Delete, table: FollowedTable
+) -> Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], Iterable[object]]]] | None:
+    """How to read the keys of changes with this form."""
+    inserts = isinstance(message, Insert)
+    if table.keys is None or (table.inserts_alone if inserts else not table.finds):
+        return None
+    width = len(table.relation.columns)
+    old = None if isinstance(message, Insert) else message.key or message.old
+    new = None if isinstance(message, Delete) else message.new
+    whole_row = not isinstance(message, Insert) and message.key is None
+    found = []
+    for key in table.keys:
+        if old is not None and (whole_row or all(table.relation.columns[column].key for column in key.columns)):
+            if not _is_exact(key, old.kinds):
+                return None
+            found.append((key, _reading(key, 0)))
+        if new is not None and any(new.kinds[column] != UNCHANGED for column in key.columns):
+            if not _is_exact(key, new.kinds):
+                return None
+            found.append((key, _reading(key, 0 if old is None else width)))
+    return found
+
+
+def _is_exact(key: UniqueKey, kinds: bytes) -> bool:
+    return all(
+        kinds[column] != UNCHANGED and not (numeric and kinds[column] == BINARY)
+        for column, numeric in zip(key.columns, key.numeric, strict=True)
+    )
+
+
+def _reading(key: UniqueKey, offset: int) -> Callable[[Sequence[Row]], Iterable[object]]:
+    """A function that reads one key of each row. Keys of one column are values, others tuples."""
+    columns = [offset + column for column in key.columns]
+    get: Callable[[Row], Any] = itemgetter(*columns)
+    alone = len(columns) == 1
+
+    def normalized(row: Row) -> object:
+        values = [_plain_number(row[column]) if numeric else row[column] for column, numeric in zip(columns, key.numeric, strict=True)]
+        return values[0] if alone else tuple(values)
+
+    read = normalized if any(key.numeric) else get
+    if not key.nulls_differ:
+        return lambda rows: map(read, rows)
+    if alone:
+        return lambda rows: [value for value in map(read, rows) if value is not None]
+    return lambda rows: [values for values in map(read, rows) if None not in values]
+
+
+def _plain_number(value: bytes | None) -> bytes | None:
+    """A numeric without the zeros at its end."""
+    return value if value is None or b"." not in value else value.rstrip(b"0").rstrip(b".")
