@@ -22,6 +22,7 @@ from subscriber.sinks.postgres.parallel import group, groups
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 from subscriber.sinks.postgres.parallel.keys import GroupKeys
+from subscriber.sinks.postgres.parallel.pace import Pace
 from tests.support.database import Database
 from tests.support.observation import all_ready, until
 from tests.support.prefixes import History, Reader
@@ -44,7 +45,7 @@ def many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         await apply(self, batch)
 
     monkeypatch.setattr(groups, "LEAST", 4)
-    monkeypatch.setattr(groups, "_MOST_RESTING", 0)
+    monkeypatch.setattr(Pace, "prefers_groups", lambda _: True)
     monkeypatch.setattr(ParallelGroups, "apply", apply_with_sessions)
 
 

@@ -41,7 +41,8 @@ No deadlocks
 Limits
     All groups of one call are committed when it returns. So whatever happens between two batches (a prepared or a streamed transaction, the
     snapshot of ``verify``, the end of a run) needs nothing for them. At most two groups for each session are cut ahead. A batch that is too
-    small for two groups is applied by the apply session, and nothing of this costs it anything. If sessions cannot be opened, there are
+    small for two groups is applied by the apply session, and nothing of this costs it anything. So are all batches, except a few, as long
+    as that is faster (:mod:`subscriber.sinks.postgres.parallel.pace`). If sessions cannot be opened, there are
     fewer, or none. A table because of which groups are often applied twice is changed in their turn for a minute.
 
 Rejected
@@ -66,6 +67,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.parallel.followed_tables import FollowedTables
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.keys import FollowedTable, GroupKeys, KeyReader
+from subscriber.sinks.postgres.parallel.pace import Pace
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
@@ -87,7 +89,6 @@ _SHARE: Final = 3
 _TIMES: Final = 3
 _MINUTE: Final = 60.0
 """If a table was the reason for so many rollbacks in this time, its changes are late for the same time."""
-_MOST_RESTING: Final = 63
 _WAITED: Final = frozenset({"40P01", "55P03", "57014"})
 """Deadlock, lock_timeout, statement_timeout: an error that a lock of a later group can cause."""
 
@@ -145,8 +146,7 @@ class ParallelGroups:
         self._late_until: dict[int, float] = {}
         self._opening: asyncio.Task[None] | None = None
         self._open_after = 0.0
-        self._resting = self._rested = 0
-        self._cuts = self._attempts = 0
+        self._pace = Pace()
 
     @property
     def pid(self) -> int:
@@ -160,35 +160,26 @@ class ParallelGroups:
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
-        if not self._divides(batch):
+        count = sum([each.count for each in batch.transactions])
+        if count < 2 * LEAST or self._applier.alone or self._applier.relations.planner is not None:
             await self._applier.apply(batch)
             return
+        self._open_sessions()
+        clock, in_groups = asyncio.get_running_loop().time, self._sessions.idle > 0 and self._pace.prefers_groups()
+        began = clock()
+        await (self._apply_groups(batch) if in_groups else self._applier.apply(batch))
+        self._pace.note(clock() - began, count, in_groups=in_groups)
+
+    async def _apply_groups(self, batch: Batch) -> None:
         waiting = deque(await self._applier.pending(batch))
-        self._gate, self._cuts, self._attempts = batch.gate, 0, 0
-        self._size = max(LEAST, sum(each.count for each in waiting) // (_AHEAD * 2 * self._workers))
-        self._known = _Known()
+        self._gate, self._known = batch.gate, _Known()
+        self._size = max(LEAST, sum([each.count for each in waiting]) // (_AHEAD * 2 * self._workers))
         async with self._watched():
             while waiting or self._window:
                 await self._fill(waiting)
                 await self._take_turn(self._window[0])
                 self._window.popleft()
                 self._turn += 1
-        if self._cuts > 1:
-            # a load whose groups always meet costs nothing more, almost
-            self._rested = 0 if self._attempts else min(self._rested * 2 + 1, _MOST_RESTING)
-            self._resting = self._rested
-
-    def _divides(self, batch: Batch) -> bool:
-        """Whether to apply a batch in groups."""
-        if self._applier.alone or self._applier.relations.planner is not None:
-            return False
-        if sum(each.count for each in batch.transactions) < 2 * LEAST:
-            return False
-        if self._resting:
-            self._resting -= 1
-            return False
-        self._open_sessions()
-        return self._sessions.idle > 0
 
     # --- cut groups
 
@@ -201,7 +192,6 @@ class ParallelGroups:
             if group.keys is not None:
                 group.met = [(each, group.keys.meets(each.keys)) for each in window if each.keys is not None]
             window.append(group)
-            self._cuts += 1
             await self._begin()
             # let it send its first changes, before the keys of the next one are read
             await asyncio.sleep(0)
@@ -272,7 +262,6 @@ class ParallelGroups:
                 mappings=known.mappings,
                 late={key.to_bytes(4) for key, table in known.tables.items() if table.tree in late},
             )
-            self._attempts += 1
 
     async def _take_turn(self, group: _Group) -> None:
         """Commit a group; everything before it is committed."""
