@@ -9,6 +9,7 @@ from typing import Final
 from psycopg.pq.abc import PGresult
 
 from subscriber import crash_points
+from subscriber.batch_times import committing
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.lsn import Lsn
@@ -19,7 +20,7 @@ from subscriber.sinks.postgres.parallel.sessions import FENCED, ParallelSessions
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed
 from subscriber.sinks.postgres.session.statement import Statement
-from subscriber.sinks.postgres.tables.fingerprint import UNCHANGED, Fingerprint, parameters
+from subscriber.sinks.postgres.tables.fingerprint import Fingerprint, check
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
 from subscriber.transaction.model import Transaction
 
@@ -152,9 +153,10 @@ class GroupAttempt:
                     await self._send(pipeline, late=True)
                 crash_points.reached("postgres.changes_sent")
                 for target in self._targets:
-                    pipeline.send(UNCHANGED, None, parameters(target))
+                    pipeline.send(*check(target))
                 pipeline.send(FENCED, None, self._sessions.fence)
                 self._applier.send_commit(pipeline, end, self._session)
+                committing()
                 crash_points.reached("postgres.end_sent")
         except StatementFailed as failure:
             if failure.statement is WAL:
