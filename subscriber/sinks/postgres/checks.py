@@ -17,7 +17,6 @@ from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.apply.rule_needs import rules_refused
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
-from subscriber.sinks.postgres.parallel.sessions import too_few_connections
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.firing import first_firing
@@ -82,6 +81,11 @@ WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS g WHERE g.tgrelid = a.attrelid AND NOT g.tgisinternal AND g.tgenabled IN ('A', 'R'))
 ORDER BY a.attnum
 """
+# walsenders and background workers are not counted by max_connections, but only superusers see what a session is
+_FREE: Final = """
+SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
+       - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity WHERE datname IS NOT NULL)::int AS free
+"""
 _TYPE_NAMES: Final = """
 SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1::oid[]) AS oid
 """
@@ -125,7 +129,7 @@ async def check_target(
                 findings.append(Finding("error", str(refused), refused.hint or ""))
         findings += await _functions(reader, asynchronous=asynchronous)
         if workers > 1:
-            findings += await too_few_connections(reader, workers)
+            findings += await _connections(reader, workers)
         if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
             findings += await _origins(catalog_run(reader.connection))
         if parks and len(tables) > 1:
@@ -365,6 +369,14 @@ def _blocking(published: PublishedTable, required: Sequence[str]) -> list[Findin
     table = f"{quote_identifier(published.name.namespace)}.{quote_identifier(published.name.name)}"
     hint = f"ALTER TABLE {table} ALTER {quote_identifier(own[0])} DROP NOT NULL, or SET DEFAULT …, or publish it"
     return [Finding("error", message, hint, alone=True, stops="without_copy")]
+
+
+async def _connections(reader: CatalogReader, workers: int) -> list[Finding]:
+    free = (await reader.fetch(_FREE))[0]["free"]
+    if free >= workers:
+        return []
+    message = f"apply_workers = {workers} needs as many connections with the target, in addition to those of every run: {free} are free"
+    return [Finding("warning", message, "increase max_connections of the target, or decrease apply_workers")]
 
 
 async def _type_names(reader: CatalogReader, oids: Collection[int]) -> Mapping[int, str]:

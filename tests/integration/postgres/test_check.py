@@ -8,8 +8,8 @@ import pytest
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, TableName
+from subscriber.sinks.postgres import checks
 from subscriber.sinks.postgres.catalog.schema import VERSION
-from subscriber.sinks.postgres.parallel.sessions import too_few_connections
 from tests.support.database import Database
 from tests.support.sink_postgres import Feed, opened
 
@@ -195,7 +195,7 @@ async def test_target_that_cannot_be_looked_at(target_db: Database) -> None:
 
 async def test_too_few_connections_for_apply_workers(target_db: Database) -> None:
     async with opened(target_db) as feed:
-        assert await too_few_connections(feed.opened.reader, 2) == []
-        (finding,) = await too_few_connections(feed.opened.reader, 10_000)
+        assert await checks._connections(feed.opened.reader, 2) == []
+        (finding,) = await checks._connections(feed.opened.reader, 10_000)
     assert "apply_workers = 10000 needs as many connections with the target" in finding.message
     assert (finding.severity, "max_connections" in finding.hint) == ("warning", True)

@@ -30,7 +30,6 @@ from psycopg import pq
 
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
-from subscriber.interfaces import Finding
 from subscriber.protocol.session_name import session_name
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.session.apply_session import ApplySession
@@ -40,7 +39,7 @@ from subscriber.sinks.postgres.session.origins import Origins, parallel_origin
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.session.target import Target
 
-__all__ = ["FENCED", "ParallelSessions", "raise_fence", "too_few_connections"]
+__all__ = ["FENCED", "ParallelSessions", "raise_fence"]
 
 _OID: Final = 26
 _ANSWER_SECONDS: Final = 5.0
@@ -69,11 +68,6 @@ SELECT w.pid, EXISTS (
 ) AS of_another
 FROM waited_for AS w
 """
-# walsenders and background workers are not counted by max_connections, but only superusers see what a session is
-_FREE: Final = """
-SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
-       - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity WHERE datname IS NOT NULL)::int AS free
-"""
 _SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
@@ -91,19 +85,6 @@ async def raise_fence(session: ApplySession, oid: int) -> tuple[int, bool]:
     ended = await take(session.fetch, key, f"parallel apply of subscription with oid {oid}", of_the_dead=True)
     await session.fetch("SELECT pg_catalog.pg_advisory_unlock(%s), pg_catalog.pg_advisory_lock(%s)", key, fence)
     return fence, ended
-
-
-async def too_few_connections(reader: CatalogReader, workers: int) -> list[Finding]:
-    """Check that the target has connections for ``apply_workers``.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
-    free = (await reader.fetch(_FREE))[0]["free"]
-    if free >= workers:
-        return []
-    message = f"apply_workers = {workers} needs as many connections with the target, in addition to those of every run: {free} are free"
-    return [Finding("warning", message, "increase max_connections of the target, or decrease apply_workers")]
 
 
 class ParallelSessions:
