@@ -15,7 +15,6 @@ _UNIT: Final = """\
 # made by: subscriber config systemd
 [Unit]
 Description=PostgreSQL subscriber
-Documentation=man:subscriber(1)
 Wants=network-online.target
 After=network-online.target
 StartLimitIntervalSec=0

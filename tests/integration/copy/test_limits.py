@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from datetime import UTC, datetime, timedelta
 
-from subscriber import SubscriptionOptions, drop_subscription
+from subscriber import SubscriptionOptions, Until, drop_subscription
 from subscriber.cli.http.overview import describe
 from subscriber.cli.http.sampler import Watched
 from subscriber.interfaces import TableState
@@ -14,6 +15,7 @@ from tests.support.database import Database
 from tests.support.managed import create, launched, same
 from tests.support.observation import eventually, until
 from tests.support.program import subscriber
+from tests.support.replica import subscription_of
 
 
 async def test_limits_are_followed_without_a_restart(publisher18_db: Database, target_db: Database) -> None:
@@ -53,3 +55,18 @@ async def test_limits_are_followed_without_a_restart(publisher18_db: Database, t
         await same(publisher18_db, target_db, name, "SELECT * FROM t")
         assert launcher.subscriptions[name] is running
     await drop_subscription(name, target=target_db.dsn)
+
+
+async def test_reconciling_is_limited_too(publisher18_db: Database, target_db: Database) -> None:
+    rows = "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 5000) AS i"
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        database.execute(rows)
+    publisher18_db.execute("ANALYZE t; CREATE PUBLICATION pub FOR TABLE t")
+    target_db.execute("UPDATE t SET v = 'changed' WHERE id = 7")
+    size = publisher18_db.value("SELECT pg_relation_size('t')")
+    began = time.monotonic()
+    await subscription_of(publisher18_db, target_db, copy_data="reconcile", max_copy_rate=size / 2).run(Until())
+    # equal ranges are only compared, and count as well
+    assert time.monotonic() - began >= 2
+    assert target_db.fetch("SELECT v FROM t WHERE id = 7") == publisher18_db.fetch("SELECT v FROM t WHERE id = 7")

@@ -54,9 +54,10 @@ def test_a_watchdog_of_another_process_and_a_socket_that_is_gone(tmp_path: Path)
 
 def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "subscriber.toml"
-    file.write_text(
-        f'log.file = "{tmp_path}/log/x.log"\n[settings]\nrelay_log = "/var/lib/relay"\n[targets.copy]\nurl = "sqlite:////var/lib/x/copy.db"\n{SUBSCRIPTION}'
-    )
+    # the secret is the service's, not of the user who writes the unit
+    other = '[targets.other]\nurl = "mariadb://bob@db/x"\npassword = "env:NO_SUCH_NAME"\n'
+    copy = '[targets.copy]\nurl = "sqlite:////var/lib/x/copy.db"\n'
+    file.write_text(f'log.file = "{tmp_path}/log/x.log"\n[settings]\nrelay_log = "/var/lib/relay"\n{copy}{other}{SUBSCRIPTION}')
     assert main(["config", "systemd", str(file)]) == 0
     unit = capsys.readouterr().out
     paths = (f"{tmp_path}/log", "/var/lib/relay", "/var/lib/x")
@@ -68,6 +69,7 @@ def test_the_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path.write_text(unit)
         done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
         assert "Unknown key" not in done.stderr
+        assert "man " not in done.stderr
     bad = tmp_path / "with blank.toml"
     file.rename(bad)
     assert main(["config", "systemd", str(bad)]) == 1
