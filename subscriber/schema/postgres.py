@@ -30,6 +30,7 @@ from subscriber.walreceiver.session import Session
 __all__ = ["SchemaOrder", "client_programs", "copy_to_postgres", "inspect_target", "query_target"]
 
 _APPLICATION: Final = "subscriber schema"
+_ONLY_TABLES: Final = "tables have other names: views, functions, triggers and policies, whose texts name tables, are not created"
 _ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
 _EXISTING: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -134,7 +135,9 @@ async def _chosen(
 ) -> tuple[Sequence[Entry], list[str]]:
     """What is created of the publisher's schema, and a line for what is left out or changed."""
     if order.mapping.renames:
-        return await mapped_entries(publisher, session, entries, order.mapping, publications=order.publications, tables=order.tables)
+        names, chosen = order.mapping, order.tables
+        mapped, lines = await mapped_entries(publisher, session, entries, names, publications=order.publications, tables=chosen)
+        return mapped, lines if chosen else [_ONLY_TABLES, *lines]
     entries, lines = without_tables(entries, order.mapping.excludes) if order.mapping else (entries, [])
     if order.left_out_keys is not None and Section.POST_DATA in order.sections:
         keys = await left_out_keys(publisher, order.publications)

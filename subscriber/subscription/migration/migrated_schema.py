@@ -72,6 +72,7 @@ class MigratedSchema:
             connection=self._spec.connection,
             target=self._spec.target,
             publications=[self._spec.publication],
+            names=self._spec.options,
             options=replace(self._spec.schema, sections=sections, only_new_tables=only_new_tables),
             progress=self._count,
         ):

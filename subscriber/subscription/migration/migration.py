@@ -118,10 +118,10 @@ class Migration:
         # it is stored: passwords of this process' environment are not used, so that the stored string is known to suffice
         connection = StoredConninfo(connection)
         options = options or SubscriptionOptions()
-        if options.mapping:
+        if options.exclude_table:
             raise ConfigurationError(
-                "a migration has the publisher's names: map, columns, rename and exclude_table are not available",
-                hint="choose tables with --table and --exclude-table; else `subscriber schema copy --map …` and `subscriber run --map …`",
+                "exclude_table is not available for a migration, whose publication has the tables",
+                hint="choose tables with --table and --exclude-table",
             )
         SequenceChoice.parse(sequences)
         self._spec = MigrationSpec(
@@ -244,7 +244,9 @@ class Migration:
     async def _copy(self, running: RunningSubscription) -> None:
         async with await self._spec.publisher() as session:
             oids = (await published_names(session, [self._spec.publication])).values()
-            sizes = await table_sizes(session, ", ".join(map(str, oids))) if oids else {}
+            found_sizes = await table_sizes(session, ", ".join(map(str, oids))) if oids else {}
+        target = self._spec.options.mapping.target
+        sizes = {TableName(*target(table.pair)): size for table, size in found_sizes.items()}
         found = await self._spec.observed()
         done = {each.table for each in found.tables if each.entry.state is TableState.READY} if found is not None else set()
         self._progress.plan(sizes, done)

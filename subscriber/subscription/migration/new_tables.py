@@ -71,5 +71,5 @@ class NewTables:
             lines, self.unfit = await extend_publication(session, self._spec.publication, self._spec.choice)
             for line in [*lines, *(error.one_line() for error in self.unfit)]:
                 self._tell(line)
-            published = await published_names(session, [self._spec.publication])
+            published = await published_names(session, [self._spec.publication], self._spec.options.mapping)
         return sorted(published.keys() - {each.table for each in found.tables})

@@ -77,7 +77,8 @@ async def require_place(spec: MigrationSpec, *, disk_check: bool) -> str:
         tables = await table_sizes(session, (await planned_tables(session, spec.publication, spec.choice))[0])
         small, line = await disk_problem(target, tables)
         errors += [small] if small is not None and disk_check else []
-        errors += await _filled_tables(target, list(tables)) if spec.options.copy_data is True else []
+        names = [TableName(*spec.options.mapping.target(table.pair)) for table in tables]
+        errors += await _filled_tables(target, names) if spec.options.copy_data is True else []
     raise_all(errors)
     return line
 

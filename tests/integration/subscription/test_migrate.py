@@ -391,6 +391,31 @@ def test_change_that_cannot_be_applied_while_a_table_is_copied(publisher18_db: D
     assert target_db.value("SELECT count(*) FROM big") == 1000
 
 
+def test_other_names(publisher18_db: Database, target_db: Database) -> None:
+    publisher18_db.execute(SCHEMA)
+    more = ("-o", "map.public.*=app.*", "-o", "columns.public.a=(id, v)", "-o", "rename.public.a=v:value")
+    refused = subscriber(*arguments(publisher18_db, target_db, "-o", "exclude_table=b", "--until-ready"))
+    assert "exclude_table is not available for a migration" in refused.errors
+    target_db.execute("CREATE SCHEMA app; CREATE TABLE app.b (id bigint PRIMARY KEY, a int); INSERT INTO app.b VALUES (1, 1)")
+    filled = subscriber(*arguments(publisher18_db, target_db, *more, "--until-ready"))
+    assert 'table "app.b" of the target has rows already' in filled.errors
+    target_db.execute("DROP TABLE app.b")
+    with running(*arguments(publisher18_db, target_db, *more), loud=True) as program:
+        program.says("tables have other names: views, functions, triggers and policies")
+        program.says("ready for the cutover")
+        publisher18_db.execute("CREATE TABLE later (id serial PRIMARY KEY, a int REFERENCES a); INSERT INTO later (a) VALUES (1)")
+        program.says('new tables of the publisher are added: "app.later"')
+        program.says("ready for the cutover", 2)
+        publisher18_db.execute("UPDATE a SET v = -1 WHERE id = 7")
+        target_db.wait("SELECT value FROM app.a WHERE id = 7", -1)
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
+    assert target_db.fetch("SELECT count(*) FROM app.b UNION ALL SELECT count(*) FROM app.later") == [(2000,), (1,)]
+    indexes = target_db.fetch("SELECT indexname FROM pg_indexes WHERE schemaname = 'app' ORDER BY 1")
+    assert [name for (name,) in indexes] == ["a_pkey", "a_v", "b_a", "b_a_id_key", "b_pkey", "later_pkey"]
+    assert target_db.value("SELECT count(*) FROM pg_constraint WHERE contype = 'f' AND conrelid::regclass::text ~ 'app'") == 2
+
+
 def test_tables_that_are_created_meanwhile(publisher18_db: Database, target_db: Database) -> None:
     # the bug was "ready for the cutover" without the rows of these tables. The publication has a list, because of the table of an extension
     for database in (publisher18_db, target_db):
