@@ -155,6 +155,11 @@ class Applier:
             return Waiting(-math.inf)  # a verification waits for the snapshot there
         return Waiting(self._looked - (found[0].gathering if found else 0.0), sum(manifest.size for manifest in found))
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether the lake is in an object store."""
+        return self._storage.root is None
+
     def room(self) -> float:
         """How many seconds the next round should wait, because another program rewrites files of a table."""
         return self._room.seconds(self._tables.opened.values())

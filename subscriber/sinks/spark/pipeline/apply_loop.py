@@ -19,7 +19,8 @@ __all__ = ["apply_forever"]
 _log = logging.getLogger(__name__)
 
 _LOOK_SECONDS: Final = (0.05, 0.5)
-"""Interval of looking for landed batches: a part of the freshness target, between these."""
+"""Interval of looking for landed batches: a part of the freshness target, between these; the latter in an object store, where a look is a
+dozen requests."""
 _LOOKS: Final = 20
 _RETRY_SECONDS: Final = 5.0
 _FIRST_RETRY_SECONDS: Final = 0.2
@@ -51,7 +52,7 @@ def apply_forever(
         SubscriberError: an error that a retry does not fix, or any error after ``stop``.
     """
     pace = pace or Pace(0.0)
-    look = min(max(pace.freshness / _LOOKS, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
+    look = _LOOK_SECONDS[1] if applier.is_remote else min(max(pace.freshness / _LOOKS, _LOOK_SECONDS[0]), _LOOK_SECONDS[1])
     applier.open()
     try:
         pause = _FIRST_RETRY_SECONDS
