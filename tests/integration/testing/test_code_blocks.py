@@ -495,6 +495,7 @@ def test_sql(block: Block, page_setup: PageSetup) -> None:
     page_setup.publisher.execute(block.text)
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", [page for page in TUTORIALS if page not in RUN_ELSEWHERE])
 def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page_setup = PageSetup(publisher18_db, target_db, tmp_path)
