@@ -10,6 +10,7 @@ This needs the table's directory. In an object store, rounds do not wait.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
+from subscriber.errors import TargetError
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.table_log import LOG
@@ -49,7 +51,8 @@ class MaintenanceRoom:
         now = time.monotonic()
         for table in tables:
             if self._storage.root is not None and table.is_there:
-                self._look(table, now)
+                with contextlib.suppress(TargetError):  # the round finds out which table it is of
+                    self._look(table, now)
         return max((until - now for _, until in self._waiting.values()), default=0.0)
 
     def _look(self, table: DeltaReader, now: float) -> None:

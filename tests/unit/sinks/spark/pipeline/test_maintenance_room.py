@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 import time
 from pathlib import Path
 
@@ -86,6 +87,14 @@ async def test_optimize_of_another_program_wins_within_some_tries(tmp_path: Path
     assert sorted(rows(tmp_path)) == sorted((int(key), note) for key, note in notes.items())
 
 
-def test_nothing_waits_in_an_object_store(tmp_path: Path) -> None:
+async def test_table_whose_directory_is_gone_keeps_no_round_waiting(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    await sink.close()
+    assert work.room() == 0.0
+    shutil.rmtree(tmp_path / "tables/public/t")
+    assert work.room() == 0.0
+
+
+def test_nothing_waits_without_a_table(tmp_path: Path) -> None:
     table = LakeDelta(storage(tmp_path), "tables/public/t")
     assert MaintenanceRoom(storage(tmp_path)).seconds([table]) == 0.0
