@@ -30,6 +30,8 @@ async def one(target: Database, state: str) -> dict[str, Any]:
     """The only subscription, once it is in that state."""
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
+            # each call is a process; workers report once a second
+            await asyncio.sleep(0.2)
             (found,) = (await asyncio.to_thread(status, target))["subscriptions"]
             if found["state"] == state:
                 return dict(found)

@@ -75,6 +75,7 @@ async def test_a_lake_is_equal_at_one_lsn_under_load(publisher18_db: Database, t
                 number += 1
                 changes = f"INSERT INTO bag VALUES ('b', {number}); DELETE FROM bag WHERE n = {number - 9}"
                 await asyncio.to_thread(publisher18_db.execute, f"UPDATE t SET v = 'w{number}' WHERE id % 500 = 3; {changes}")
+                await asyncio.sleep(0.005)
 
         writer = asyncio.create_task(write())
         try:

@@ -24,6 +24,8 @@ def one(target: OtherTarget, state: str) -> dict[str, Any]:
     """The only subscription, once it is in that state."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
+        # each call is a process; workers report once a second
+        time.sleep(0.2)
         (found,) = status(target)["subscriptions"]
         if found["state"] == state:
             return dict(found)

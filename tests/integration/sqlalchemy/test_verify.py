@@ -125,6 +125,7 @@ async def test_is_equal_at_one_lsn_under_load(publisher18_db: Database, other_ta
         async def write() -> None:
             while not stop.is_set():
                 await asyncio.to_thread(publisher18_db.execute, "UPDATE t SET v = v + 1 WHERE id % 10 = 3")
+                await asyncio.sleep(0.005)
 
         writer = asyncio.create_task(write())
         try:

@@ -121,7 +121,7 @@ async def test_under_load(publisher18_db: Database, target_db: Database) -> None
         def write() -> None:
             with publisher18_db.connect() as session:
                 number = 1000
-                while not stop.is_set():
+                while not stop.wait(0.005):
                     number += 1
                     session.execute(f"INSERT INTO t (id) VALUES ({number}); UPDATE t SET v = 'w{number}' WHERE id % 10 = {number % 10}")
 

@@ -155,6 +155,7 @@ def test_check_for_monitoring(other_replica: Replica) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := check(url, "--max-lag", "60s"))[0] != 0:
             assert time.monotonic() < deadline, found
+            time.sleep(0.2)
         assert re.fullmatch(
             rf"SUBSCRIBER OK - {pair.name} running, \d+ (bytes|kB|MB) behind, lag \d\.\d s"
             rf" \| '{pair.name} lag'=\d\.\d+s;;60;0 '{pair.name} behind'=\d+B;;;0\n",
@@ -174,6 +175,7 @@ def test_check_of_lag_and_of_tables_left_out(publisher18_db: Database, target_db
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := check(target_db.dsn, *more))[0] != expected or part not in found[1]:
             assert time.monotonic() < deadline, found
+            time.sleep(0.2)
         return found[1]
 
     with running("run", "--target", target_db.dsn):

@@ -36,7 +36,8 @@ def load(publisher: Database, *scripts: str) -> Iterator[None]:
     def work(script: str) -> None:
         try:
             with psycopg.connect(publisher.dsn, autocommit=True) as connection:
-                while not stop.is_set():
+                # not all that the processor can do: the subscription has to follow
+                while not stop.wait(0.005):
                     connection.execute(script)
         except psycopg.Error as error:
             failures.append(error)

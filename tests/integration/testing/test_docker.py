@@ -192,6 +192,7 @@ def test_container_is_healthy_when_and_only_when_it_replicates(publisher: Embedd
             deadline = time.monotonic() + WAIT_SECONDS
             while copy.execute("SELECT from_account, to_account, amount FROM transfers").fetchall() != [(1, 2, 3)]:
                 assert time.monotonic() < deadline
+                time.sleep(0.02)
             copy.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'd' WHERE srrelid = 'transfers'::regclass")
             assert container.health() == (1, f'1 of 2 tables of subscription "{name}" are not ready yet')
             copy.execute("UPDATE subscriber.pg_subscription_rel SET srsubstate = 'r'")
