@@ -124,9 +124,20 @@ def parse_options(items: Iterable[str], known: Mapping[str, Option], what: str) 
         if name in values:
             raise ConfigurationError(f'conflicting or redundant options: "{name}" is given twice', hint="specify it once")
         if name not in known:
-            raise ConfigurationError(f'{what} "{name}"', hint=suggestion(name, known))
+            raise ConfigurationError(f'{what} "{name}"', hint=_elsewhere(name, known) or suggestion(name, known))
         values[name] = known[name].type.parse(name, text)
     return values
+
+
+def _elsewhere(name: str, known: Mapping[str, Option]) -> str | None:
+    """The hint for an option that is given where settings are, or the other way round."""
+    from subscriber.config import PARAMETERS, SETTINGS  # noqa: PLC0415 -- they are declared with this module
+
+    if name in PARAMETERS and known.keys() <= SETTINGS.keys():
+        return f"it is an option: -o {name}=…, or options.{name} of a subscription in a configuration file"
+    if name in SETTINGS and known.keys() <= PARAMETERS.keys():
+        return f"it is a setting: -c {name}=…, or settings.{name} in a configuration file"
+    return None
 
 
 class ReferenceRow(NamedTuple):

@@ -39,6 +39,16 @@ def refused(*items: str) -> ConfigurationError:
 # --- the parameters of CREATE SUBSCRIPTION
 
 
+def test_options_and_settings_that_are_mixed_up() -> None:
+    with pytest.raises(ConfigurationError, match='parameter "max_copy_rate"') as caught:
+        Settings.parse(["max_copy_rate=1MB/s"])
+    assert str(caught.value.hint).startswith("it is an option: -o max_copy_rate=…")
+    assert str(refused("batch_rows=7").hint).startswith("it is a setting: -c batch_rows=…")
+    with pytest.raises(ConfigurationError) as caught:
+        parse_changes(["enabled=true"])
+    assert str(caught.value.hint).startswith("one of ")
+
+
 def test_defaults_are_natives() -> None:
     assert SubscriptionOptions.parse([]) == DEFAULT
     # CREATE SUBSCRIPTION of PostgreSQL 18; password_required says in its docstring why it differs
