@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from subscriber.errors import RelationError
@@ -215,10 +216,12 @@ def _wanted(
     """
     family = family_of(present, dialect)
     if not keeps_values(change.old, change.new) or family is Family.ANY:
+        wanted = created.compile(dialect=(sqlite if dialect == "sqlite" else mysql).dialect())
         raise RelationError(
             f'column "{change.name}" of table "{table}" has type {change.new} on the publisher now, {change.old} before, and its rows in'
             " the target may need other values",
-            hint=f"compare the rows with `subscriber alter NAME --resync {table}`, after the column has a type there that can hold them",
+            hint=f"let it be {wanted or 'a column without a type'} there, unless its type can hold them; then compare all rows with"
+            f" `subscriber alter NAME --resync {table}`",
             sqlstate="55000",
         )
     if family is Family.TEXT:
