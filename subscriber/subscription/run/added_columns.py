@@ -109,11 +109,9 @@ class NewColumn:
             return "it may be a column that was renamed, because the target has one of its type that the publisher lacks"
         return "the publisher has rewritten the table" if self.published else LEFT_OUT
 
-    def later(self, name: str) -> str | None:
-        """What follows ALTER TABLE afterwards. None: nothing."""
-        if self.default is not None:
-            return f"ALTER COLUMN {name} SET DEFAULT {self.default}"
-        return None if self.missing is None else f"ALTER COLUMN {name} DROP DEFAULT"
+    def later(self, name: str) -> str:
+        """What follows ALTER TABLE afterwards. Of ``varchar(9)``, NULL would be stored as a default."""
+        return f"ALTER COLUMN {name} DROP DEFAULT" if self.default is None else f"ALTER COLUMN {name} SET DEFAULT {self.default}"
 
 
 def always_published(session: Session, spec: RunSpec) -> str:
@@ -235,7 +233,7 @@ def _may_be(old: int, new: int) -> bool:
 def _statements(table: str, columns: Mapping[str, NewColumn]) -> Iterator[str]:
     for name, column in columns.items():
         yield f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {quote_identifier(name)} {column.definition()}"
-        if column.later(quote_identifier(name)) is not None and column.default is None:
+        if column.default is None:
             yield f"ALTER TABLE {table} {column.later(quote_identifier(name))}"
 
 

@@ -42,7 +42,9 @@ async def test_existing_rows_get_what_those_of_the_publisher_have(publisher18_db
         # several changes before the next row, a default that is changed later, a column that is dropped again, a rollback
         publisher18_db.execute("ALTER TABLE t ADD a int DEFAULT 7 NOT NULL")
         publisher18_db.execute("""ALTER TABLE t ADD b numeric(10, 2) DEFAULT 1.5, ADD "C d" text COLLATE "C" DEFAULT 'it''s {,"x"\\}'""")
-        publisher18_db.execute("ALTER TABLE t ADD e int[] DEFAULT '{1,2}', ADD f timestamptz DEFAULT '2020-01-01 00:00:00+02', ADD g jsonb")
+        publisher18_db.execute(
+            "ALTER TABLE t ADD e int[] DEFAULT '{1,2}', ADD f timestamptz DEFAULT '2020-01-01 00:00:00+02', ADD g jsonb, ADD h varchar(3)"
+        )
         publisher18_db.execute("ALTER TABLE t ALTER a SET DEFAULT 8, ALTER b DROP DEFAULT, ALTER g SET DEFAULT '{}'")
         publisher18_db.execute("ALTER TABLE t ADD gone int DEFAULT 3; ALTER TABLE t DROP gone")
         publisher18_db.execute("BEGIN; ALTER TABLE t ADD never int; UPDATE t SET never = 1; ROLLBACK")

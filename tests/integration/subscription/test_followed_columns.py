@@ -123,7 +123,7 @@ async def test_types(publisher18_db: Database, target_db: Database) -> None:
         publisher18_db.execute("ALTER TABLE t ALTER b TYPE numeric(20, 1); ALTER TABLE t ADD v varchar(3) DEFAULT 'abc'")
         publisher18_db.execute("UPDATE t SET a = 1 WHERE id = 7")
         await followed(found)
-        publisher18_db.execute("ALTER TABLE t ADD n int; UPDATE t SET a = 1 WHERE id = 6")
+        publisher18_db.execute("ALTER TABLE t ADD n int, ADD m varchar(3); UPDATE t SET a = 1 WHERE id = 6")
         await followed(found)
         publisher18_db.execute(
             "ALTER TABLE t ALTER v TYPE text, ALTER b TYPE int; ALTER TABLE t RENAME v TO w; UPDATE t SET w = 'long' WHERE id = 8"

@@ -217,7 +217,8 @@ def _definition(added: AddColumn) -> Iterator[str]:
     # NULL, even if a domain has a default
     value = "NULL" if added.missing is None else f"{quote_literal(added.missing)}::{added.type}"
     yield f"ADD COLUMN {quote_identifier(added.name)} {added.type}{collation} DEFAULT {value}"
-    if added.missing is not None and added.default is None:
+    if added.default is None:
+        # of varchar(9), NULL would be stored as a default
         yield f"ALTER COLUMN {quote_identifier(added.name)} DROP DEFAULT"
 
 
