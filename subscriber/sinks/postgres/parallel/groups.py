@@ -7,7 +7,7 @@ Purpose
 
 Why the result is the same
     *Order.* Groups are committed in the publisher's order, each with its position, which is moved from the end of the group before it
-    (:data:`~subscriber.sinks.postgres.apply.applier.Applier.send_commit`). So what other sessions see is always what the publisher had
+    (:meth:`subscriber.sinks.postgres.apply.applier.Applier.send_commit`). So what other sessions see is always what the publisher had
     after some transaction, and the position tells which one it was. Nothing else is needed after a crash: a group that was not committed
     leaves nothing.
 
@@ -25,8 +25,9 @@ Why the result is the same
       inserted or given another key, which is a failure. Or it finds a key that A has deleted, which is a failure too.
 
     So the locks of the target keep the result right, and the keys of a group (:mod:`subscriber.sinks.postgres.parallel.keys`) only avoid
-    that groups are applied twice. A mistake in the keys takes time. What has no such locks is applied in its turn: TRUNCATE, tables
-    without a key, tables with triggers, functions or rules of conflicts that could see the order, new descriptions of relations.
+    that groups are applied twice. A mistake in the keys takes time. What could see the order without such locks is applied in its turn:
+    TRUNCATE, tables with triggers, functions or rules of conflicts, new descriptions of relations. Changes of a table without a key wait
+    for earlier ones of the table.
 
 Two parts
     Between tables no order is kept within a transaction of the target (:mod:`subscriber.sinks.runs`). So if a group meets an earlier one in
@@ -42,8 +43,8 @@ Limits
     All groups of one call are committed when it returns. So whatever happens between two batches (a prepared or a streamed transaction, the
     snapshot of ``verify``, the end of a run) needs nothing for them. At most two groups for each session are cut ahead. A batch that is too
     small for two groups is applied by the apply session, and nothing of this costs it anything. So are all batches, except a few, as long
-    as that is faster (:mod:`subscriber.sinks.postgres.parallel.pace`). If sessions cannot be opened, there are
-    fewer, or none. A table because of which groups are often applied twice is changed in their turn for a minute.
+    as that is faster (:mod:`subscriber.sinks.postgres.parallel.pace`). If sessions cannot be opened, there are fewer, or none. If groups
+    are often applied twice because of a table, its changes wait for all earlier ones of the table, for a minute.
 
 Rejected
     To let the later group wait for the row lock of an earlier one, instead of comparing keys: a set of changes waits as a whole, and holds
@@ -298,7 +299,7 @@ class ParallelGroups:
             times = [each for each in self._rollbacks.get(tree, ()) if each > now - _MINUTE]
             self._rollbacks[tree] = [*times, now]
             if len(times) + 1 >= _TIMES and self._late_until.get(tree, 0.0) <= now:
-                _log.info("changes of %s are applied in their turn for a minute: they were often rolled back before it", what)
+                _log.info("changes of %s wait for all earlier ones for a minute: groups were often applied twice because of them", what)
                 self._late_until[tree] = now + _MINUTE
 
     # --- sessions
