@@ -13,8 +13,10 @@ import pytest
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
+from subscriber.protocol import tuples
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Message
+from subscriber.sinks import runs
 from subscriber.sinks.postgres.apply import set_sender
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.error_reports import SetContext
@@ -114,9 +116,9 @@ async def _apply(feed: Feed, batch: list[list[Message]], least: int) -> list[str
 @seeds(1, 3)
 @pytest.mark.matrix
 async def test_random_histories_have_the_same_result(
-    any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], seed: int
+    any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    failed, once = await _same_result(any_target_db, other_target_db, attempts, seed, {})
+    failed, once = await _same_result(any_target_db, other_target_db, attempts, monkeypatch, seed, {})
     assert failed < BATCHES / 2
     assert sent.omitted
     assert once > BATCHES / 10
@@ -133,21 +135,27 @@ _RULES: tuple[dict[str, str], ...] = (
 
 @seeds(1, 3)
 async def test_random_histories_with_rules_have_the_same_result(
-    any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], seed: int
+    any_target_db: Database, other_target_db: Database, sent: Sent, attempts: list[bool], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    await _same_result(any_target_db, other_target_db, attempts, seed, _RULES[seed % len(_RULES)])
+    await _same_result(any_target_db, other_target_db, attempts, monkeypatch, seed, _RULES[seed % len(_RULES)])
     assert {statement.message_type for statement in sent if statement.resolves} == {"INSERT"}
 
 
 async def _same_result(
-    any_target_db: Database, other_target_db: Database, attempts: list[bool], seed: int, rules: dict[str, str]
+    any_target_db: Database,
+    other_target_db: Database,
+    attempts: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    rules: dict[str, str],
 ) -> tuple[int, int]:
-    """Compare sets with single changes. Returns how many batches failed, and how many were applied at once."""
+    """Compare sets with single changes in their order. Returns how many batches failed, and how many were applied at once."""
     history = ChangeHistory(seed)
     for database in (any_target_db, other_target_db):
         database.execute(TABLES)
     failed = once = missed_before = 0
     async with opened(any_target_db, conflict=rules) as together, opened(other_target_db, conflict=rules) as apart:
+        monkeypatch.setattr(apart.opened._applier, "_without_sets", None)
         for number in range(BATCHES):
             batch = history.batch()
             attempts.clear()
@@ -542,6 +550,26 @@ async def test_changes_keep_their_order_if_another_index_is_unique(target_db: Da
             await feed.apply(remote.relation, remote.delete(2, None), remote.insert(50, 5), remote.delete(5, None))
         assert raised.value.sqlstate == "23505"
         assert feed.sink.statistics.confl_insert_exists == 1
+
+
+@pytest.mark.parametrize("more", ["UNIQUE", ""])
+async def test_changes_are_read_once(target_db: Database, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+    target_db.execute(f"CREATE TABLE t (id int PRIMARY KEY, u int {more})")
+    remote = Remote("t", "*id", "u", types={"id": 23, "u": 23})
+    read = tuples.read_rows
+    counts: list[int] = []
+
+    def counted(*arguments: Any, **named: Any) -> list[runs.Row]:
+        rows = read(*arguments, **named)
+        counts.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(runs, "read_rows", counted)
+    async with opened(target_db) as feed:
+        changes = [one for number in range(300) for one in (remote.insert(number, number), remote.update(number, number))]
+        await feed.apply(remote.relation, *changes)
+        assert target_db.fetch("SELECT count(*), sum(u) FROM t") == [(300, 44850)]
+    assert sum(counts) == 600
 
 
 async def test_table_and_its_partition_share_their_order(any_target_db: Database) -> None:

@@ -24,7 +24,7 @@ from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping, TargetColumn
 from subscriber.sinks.runs import Part, Row, is_plain, old_and_new, parts_of
 
-__all__ = ["MOST_BYTES", "Form", "Forms"]
+__all__ = ["MOST_BYTES", "Form", "Forms", "has_exact_key"]
 
 MOST_BYTES: Final = 512 * 1024
 """The largest size of a set of rows. A larger row is read and sent alone."""
@@ -197,7 +197,7 @@ class Forms:
         arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
         together = _together(mapping, tag, kinds, arrays, self._origin)
         fields = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
-        exact = _is_exact(mapping, bytes(kinds[index] for index in keyed))
+        exact = has_exact_key(mapping) and all(kinds[index] != UNCHANGED for index in keyed)
         form = Form(
             tag=tag,
             parts=fields,
@@ -288,10 +288,10 @@ def _read_kind(column: TargetColumn, kind: int) -> int:
     return TEXT_FIELD if kind == TEXT and (column.type_oid in _TEXTS or column.array == _TEXT_ARRAY) else kind
 
 
-def _is_exact(mapping: RelationMapping, kinds: bytes) -> bool:
-    """Whether rows with different bytes in the key are different rows, and only the key makes rows unique. ``kinds``: of the key."""
+def has_exact_key(mapping: RelationMapping) -> bool:
+    """Whether rows with different bytes in the key are different rows, and only the key makes rows unique. Else no form has keys."""
     table = mapping.table
-    if not mapping.key or UNCHANGED in kinds or not table.key_unique or table.other_unique:
+    if not mapping.key or not table.key_unique or table.other_unique:
         return False
     for index, equals in mapping.key:
         remote, column = mapping.remote.columns[index], mapping.columns[index]

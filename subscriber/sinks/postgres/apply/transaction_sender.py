@@ -25,7 +25,7 @@ from subscriber.sinks.postgres.apply.column_changes import (
     read_again,
     remember_columns,
 )
-from subscriber.sinks.postgres.apply.forms import Form, Forms
+from subscriber.sinks.postgres.apply.forms import Form, Forms, has_exact_key
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
@@ -131,17 +131,26 @@ class TransactionSender:
             for header in sorted(groups, key=lambda header: _TURNS.index(header[0])) if len(groups) > 1 else ():
                 relations.setdefault(header[1:5], []).append(groups[header])
             if relations and await self._any_order(relations, records, contexts):
-                for kinds in relations.values():
-                    await self._send_relation(records, contexts, kinds, prefixed=prefixed)
+                for relation_id, kinds in relations.items():
+                    keyed = len(kinds) > 1 and has_exact_key(self._resolved[int.from_bytes(relation_id)])
+                    await self._send_relation(records, contexts, kinds, keyed=keyed, prefixed=prefixed)
             else:
                 await self._send_in_order(records, contexts, place, stop, prefixed=prefixed)
             place = stop
 
     async def _send_relation(
-        self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, prefixed: bool
+        self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, keyed: bool, prefixed: bool
     ) -> None:
-        """Send changes of one relation, all of a form together if that is allowed. ``kinds``: the places of those that begin alike."""
-        parts = await self._read_forms(records, contexts, kinds, prefixed=prefixed) if len(kinds) > 1 else None
+        """Send changes of one relation, all of a form together if that is allowed.
+
+        Args:
+            records: of all relations.
+            contexts: the transaction of each.
+            kinds: the places of the relation's records that begin alike.
+            keyed: whether there are several, and their forms may have keys.
+            prefixed: see :attr:`Transaction.prefixed`.
+        """
+        parts = await self._read_forms(records, contexts, kinds, prefixed=prefixed) if keyed else None
         if parts is None or not keeps_order(parts):
             places = sorted(chain.from_iterable(kinds)) if len(kinds) > 1 else kinds[0]
             some = [records[each] for each in places]
