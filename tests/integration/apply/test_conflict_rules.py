@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,9 @@ from subscriber.interfaces import TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Update
 from subscriber.sinks import conflict_log
-from subscriber.sinks.postgres.apply import set_sender
+from subscriber.sinks.conflict_log import LoggedConflict
+from subscriber.sinks.postgres.apply import set_sender, transaction_sender
+from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.apply.test_conflicts import conflicts
@@ -511,6 +513,30 @@ async def test_rows_for_the_log_are_read_only_in_a_conflict(target_db: Database,
         await feed.apply(T.insert(1, "y"))
         assert target_db.fetch("SELECT last_value, is_called FROM calls") == [(1, True)]
     assert target_db.value("SELECT local_row FROM log") == {"id": 1, "v": "x", "own": 1}
+
+
+@pytest.mark.parametrize("kind", [23, 25], ids=["form by form", "in order"])
+async def test_conflicts_of_a_large_transaction_do_not_wait_for_its_end(
+    target_db: Database, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """Whatever the order of its changes is: the log takes their conflicts while it is applied, so they do not fill the memory."""
+    monkeypatch.setattr(set_sender, "_LEAST", NEVER)
+    monkeypatch.setattr(transaction_sender, "_MOST_LOGGED", 100)
+    waiting: list[int] = []
+    send = ConflictLog.send
+
+    def observed(log: ConflictLog, pipeline: Pipeline, conflicts: Sequence[LoggedConflict], *arguments: Any) -> None:
+        waiting.append(len(conflicts))
+        send(log, pipeline, conflicts, *arguments)
+
+    monkeypatch.setattr(ConflictLog, "send", observed)
+    target_db.execute(SETUP)
+    remote = Remote("t", "*id", "v", types={"id": kind})
+    changes = [each for number in range(3000) for each in (remote.insert(number, "x"), remote.update(number + 10_000, "x"))]
+    async with opened(target_db, conflict={"update_missing": "skip"}, conflict_log="public.log") as feed:
+        await feed.apply(remote.relation, *changes)
+    assert (sum(waiting), target_db.value("SELECT count(*) FROM log")) == (3000, 3000)
+    assert max(waiting) < 2000
 
 
 async def test_log_of_conflicts_that_cannot_be_written(target_db: Database) -> None:
