@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
@@ -21,6 +21,9 @@ from subscriber.catalog.target_kind import CatalogKind, PublishingKind, SchemaKi
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "GROUP",
@@ -71,22 +74,28 @@ def target_kind(target: str) -> TargetKind:
 
 @cache
 def _kind(scheme: str) -> TargetKind:
-    value = _OURS.get(scheme) or _registered(scheme) or _OTHERS
-    module, _, name = value.partition(":")
+    point = None if scheme in _OURS else _registered(scheme)
+    value = _OURS.get(scheme, _OTHERS) if point is None else point.value
     try:
-        kind: TargetKind = getattr(import_module(module), name)()
+        kind: TargetKind = (_imported(value) if point is None else point.load())()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"targets {scheme}:// need {value}: {error}", hint="install that package again") from error
     return kind
 
 
-def _registered(scheme: str) -> str | None:
+def _imported(value: str) -> Callable[[], TargetKind]:
+    module, _, name = value.partition(":")
+    found: Callable[[], TargetKind] = getattr(import_module(module), name)
+    return found
+
+
+def _registered(scheme: str) -> EntryPoint | None:
     from importlib.metadata import entry_points  # noqa: PLC0415 -- not for our own kinds
 
-    found = {point.value for point in entry_points(group=GROUP, name=scheme)}
+    found = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
     if len(found) > 1:
         raise ConfigurationError(f"targets {scheme}:// are registered by {' and by '.join(sorted(found))}", hint="uninstall one of them")
-    return found.pop() if found else None
+    return next(iter(found.values()), None)
 
 
 def required_ability(target: str, ability: type[_Ability], lacks: str, hint: str) -> _Ability:

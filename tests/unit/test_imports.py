@@ -104,12 +104,12 @@ def test_the_kind_of_a_target(target: str, expected: str) -> None:
     assert target_kind(target).noun == expected
 
 
-def register(directory: Path, name: str, value: str) -> None:
+def register(directory: Path, name: str, value: str, scheme: str = "twice") -> None:
     """Register a kind of target, as a package that pip has installed."""
     metadata = directory / f"{name}-1.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
-    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\ntwice = {value}\n")
+    (metadata / "entry_points.txt").write_text(f"[{GROUP}]\n{scheme} = {value}\n")
 
 
 def test_a_kind_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +120,14 @@ def test_a_kind_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     register(tmp_path, "other", "other.kind:Kind")
     with pytest.raises(ConfigurationError, match=r"^targets twice:// are registered by one\.kind:Kind and by other\.kind:Kind$"):
         target_kind("twice+driver://somewhere")
+
+
+def test_a_kind_is_loaded_as_other_entry_points_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a dot in its name, and with an extra that it needs."""
+    register(tmp_path, "dotted", "kinds_of_others:Kinds.Kind [extra]", scheme="dotted")
+    (tmp_path / "kinds_of_others.py").write_text("class Kinds:\n    class Kind:\n        noun = 'a table in a file'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert target_kind("dotted://somewhere").noun == "a table in a file"
 
 
 def loaded(program: str) -> set[str]:
