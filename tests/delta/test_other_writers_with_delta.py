@@ -129,7 +129,8 @@ WRITTEN_BY = {
     "undone": ("DELETE FROM {} WHERE id = 1", "RESTORE TABLE {} TO VERSION AS OF 1"),
     "MERGE": ("MERGE INTO {} t USING (SELECT 1 AS id) s ON t.id = s.id WHEN MATCHED THEN DELETE",),
     "drop": (MAPPED, "ALTER TABLE {} DROP COLUMN note"),
-    "replace": ("CREATE OR REPLACE TABLE {} (id INT, note STRING, day DATE, _special STRING) USING DELTA",),
+    # without a query, Delta leaves a table as it is that is named by its path
+    "replace": ("CREATE OR REPLACE TABLE {} USING DELTA AS SELECT 7 AS id, 'theirs' AS note",),
     "file": (),
     "directory": (),
     "newest version": ("ALTER TABLE {} SET TBLPROPERTIES ('a.b' = 'c')",),
