@@ -2,7 +2,7 @@
 
 A package registers a class as an entry point of the group ``subscriber.targets``. Its name is the scheme in lower case, without a driver
 (``mysql`` for ``mysql+asyncmy://…``). It is called without arguments. What verbs besides ``run`` need are abilities: a kind has one by
-implementing its methods. PostgreSQL, SQLAlchemy's databases and lakes implement the same interface, and are not searched for.
+implementing its methods. PostgreSQL, SQLAlchemy's databases and lakes are registered in the same way.
 
 A kind imports a driver when a method needs it, so that ``subscriber --help`` and another kind do not.
 """

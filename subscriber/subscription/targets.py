@@ -1,8 +1,7 @@
 """Find the kind of a target by its URL, and what verbs open there.
 
-The scheme of a URL is one of ours (:data:`_OURS`), or the name of an entry point of the group ``subscriber.targets``
-(:mod:`subscriber.catalog.target_kind`). A text without a scheme is a conninfo of libpq, and a scheme that nothing registers is tried as one
-of SQLAlchemy's dialects.
+The scheme of a URL is the name of an entry point of the group ``subscriber.targets`` (:mod:`subscriber.catalog.target_kind`). A text
+without a scheme is a conninfo of libpq, and a scheme that nothing registers is tried as one of SQLAlchemy's dialects.
 ``plugin:package.module:Class`` is an output plugin, which has no sink and no catalog.
 """
 
@@ -12,8 +11,7 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.store import Store
@@ -21,9 +19,6 @@ from subscriber.catalog.target_kind import CatalogKind, PublishingKind, SchemaKi
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 __all__ = [
     "GROUP",
@@ -42,13 +37,7 @@ __all__ = [
 GROUP: Final = "subscriber.targets"
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9._-]*)(\+[A-Za-z0-9+._-]*)?://")
 _CONNINFO: Final = "postgresql"
-_OURS: Final = {
-    "postgresql": "subscriber.sinks.postgres.kind:PostgresKind",
-    "postgres": "subscriber.sinks.postgres.kind:PostgresKind",
-    "spark": "subscriber.sinks.spark.kind:LakeKind",
-}
-"""They are not searched for among the packages that are installed, which takes longer than most commands."""
-_OTHERS: Final = "subscriber.sinks.sqlalchemy.kind:SqlAlchemyKind"
+_OTHERS: Final = "sqlalchemy"
 
 _Ability = TypeVar("_Ability")
 
@@ -74,28 +63,20 @@ def target_kind(target: str) -> TargetKind:
 
 @cache
 def _kind(scheme: str) -> TargetKind:
-    point = None if scheme in _OURS else _registered(scheme)
-    value = _OURS.get(scheme, _OTHERS) if point is None else point.value
-    try:
-        kind: TargetKind = (_imported(value) if point is None else point.load())()
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"targets {scheme}:// need {value}: {error}", hint="install that package again") from error
-    return kind
+    from importlib.metadata import entry_points  # noqa: PLC0415 -- not every verb has a target
 
-
-def _imported(value: str) -> Callable[[], TargetKind]:
-    module, _, name = value.partition(":")
-    found: Callable[[], TargetKind] = getattr(import_module(module), name)
-    return found
-
-
-def _registered(scheme: str) -> EntryPoint | None:
-    from importlib.metadata import entry_points  # noqa: PLC0415 -- not for our own kinds
-
-    found = {point.value: point for point in entry_points(group=GROUP, name=scheme)}
+    known = entry_points(group=GROUP)
+    found = {point.value: point for point in known.select(name=scheme) or known.select(name=_OTHERS)}
+    if not found:
+        raise ConfigurationError("this installation registers no kinds of targets", hint="install pg-subscriber again with pip")
     if len(found) > 1:
         raise ConfigurationError(f"targets {scheme}:// are registered by {' and by '.join(sorted(found))}", hint="uninstall one of them")
-    return next(iter(found.values()), None)
+    (point,) = found.values()
+    try:
+        kind: TargetKind = point.load()()
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"targets {scheme}:// need {point.value}: {error}", hint="install that package again") from error
+    return kind
 
 
 def required_ability(target: str, ability: type[_Ability], lacks: str, hint: str) -> _Ability:
