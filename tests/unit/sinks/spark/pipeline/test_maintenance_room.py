@@ -50,6 +50,7 @@ async def test_rounds_wait_for_a_commit_or_for_twice_as_long_each_time(tmp_path:
     assert work.room() == 10
 
 
+@pytest.mark.slow
 async def test_optimize_of_another_program_wins_within_some_tries(tmp_path: Path) -> None:
     """The bug was that it lost each time if the applier committed faster than it."""
     sink, dice = await begun(make(tmp_path)), random.Random(1)
