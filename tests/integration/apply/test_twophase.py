@@ -19,6 +19,7 @@ import pytest
 
 from subscriber.errors import ApplyError, DataLossError, PublisherUnavailable
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks import conflict_log
 from subscriber.subscription.run import slot_follower
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import PREPARED, acknowledged, all_ready, eventually, slot_of, target_gid, until
@@ -453,3 +454,30 @@ async def test_outcome_of_a_prepared_transaction_is_unknown(
         target_db.execute("DELETE FROM t")
         finish(publisher18_db, "refused", "COMMIT")
         assert [row[0] for row in await found.same(ROWS)] == [1]
+
+
+async def test_prepared_transactions_keep_no_old_rows_of_the_log_of_conflicts(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or the next transaction that removes old rows waits for the end of the prepared one, which comes after it."""
+    monkeypatch.setattr(conflict_log, "_ROWS", 1)
+    make_tables(publisher18_db, target_db)
+    publisher18_db.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 1100) AS g")
+    settings = replace(QUICK, logical_decoding_work_mem=64 * 1024, spool_directory=str(tmp_path))
+    options = {"two_phase": True, "streaming": "parallel", "conflict_log": "public.log"}
+    async with replica(publisher18_db, target_db, settings=settings, **options) as found:
+        await enabled(found)
+        old = "INSERT INTO log (logged_at, subscription) SELECT now() - interval '1 year', subname FROM subscriber.pg_subscription"
+        target_db.execute(old)
+        target_db.execute("DELETE FROM t")
+        prepare(publisher18_db, "small", "DELETE FROM t WHERE id = 1")
+        await found.caught_up()
+        prepare(publisher18_db, "large", large(2000), "DELETE FROM t WHERE id = 2")
+        await found.caught_up()
+        publisher18_db.execute("DELETE FROM t WHERE id = 3")
+        await found.caught_up()
+        assert target_db.fetch("SELECT key FROM log") == [({"id": 3},)]
+        finish(publisher18_db, "small", "COMMIT")
+        finish(publisher18_db, "large", "COMMIT")
+        await found.caught_up()
+        assert target_db.fetch("SELECT key FROM log ORDER BY lsn") == [({"id": 1},), ({"id": 2},), ({"id": 3},)]

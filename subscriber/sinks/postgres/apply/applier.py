@@ -347,6 +347,7 @@ class Applier:
                     without_sets=without_sets,
                     differs=self.differs,
                     resolved=counted.resolved,
+                    prepared=prepared is not None,
                 )
                 await sender.send(transactions)
                 sender.finish()

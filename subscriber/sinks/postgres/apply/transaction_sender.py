@@ -54,6 +54,7 @@ class TransactionSender:
         without_sets: tables whose changes are sent one by one, and not in sets; None: those of all tables.
         resolved: the conflicts that rules resolved; this object removes those that it writes into their log.
         differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
+        prepared: whether the target's transaction will be prepared.
 
     Attributes:
         targets: fingerprints of the changed tables, as read when the statements were made.
@@ -70,8 +71,10 @@ class TransactionSender:
         without_sets: Collection[TableName] | None,
         differs: int | None,
         resolved: list[LoggedConflict],
+        prepared: bool = False,
     ) -> None:
         self._conflicts = resolved
+        self._prepared = prepared
         relations.begin()
         self._relations = relations
         self._pipeline = pipeline
@@ -238,7 +241,7 @@ class TransactionSender:
             if any(each.lsn is None for each in self._conflicts):
                 raise TargetError("too many conflicts", hint="it is applied at its end")
             self._settings.reset()
-            self._relations.log.send(self._pipeline, self._conflicts)
+            self._relations.log.send(self._pipeline, self._conflicts, prepared=self._prepared)
             self._conflicts.clear()
 
     @property

@@ -254,7 +254,9 @@ class PostgresParallelTransaction:
         if not self._complete(transaction) or await self._two_phase.is_done(transaction.xid):
             return False
         gid = self._two_phase.gid(transaction.xid)
-        if not await self._finish(transaction, lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session)):
+        if not await self._finish(
+            transaction, lambda pipeline: self._applier.send_prepare(pipeline, transaction, gid, self._session), prepared=True
+        ):
             return False
         self._applier.relations.adopt(self._relations)
         self._applier.adopt(transaction, self._counted, None, prepared=True)
@@ -265,7 +267,7 @@ class PostgresParallelTransaction:
     def _complete(self, transaction: Transaction) -> bool:
         return self._begun and self._count == transaction.count
 
-    async def _finish(self, transaction: Transaction, end: Callable[[Pipeline], None]) -> bool:
+    async def _finish(self, transaction: Transaction, end: Callable[[Pipeline], None], *, prepared: bool = False) -> bool:
         """Run the final statements. Returns False if everything is rolled back."""
         try:
             await self._settle()
@@ -273,7 +275,8 @@ class PostgresParallelTransaction:
                 for target in self._targets:
                     pipeline.send(*check(target))
                 if self._relations.log is not None:
-                    self._relations.log.send(pipeline, self._counted.resolved, transaction.final_lsn, transaction.commit_time)
+                    resolved, lsn, time = self._counted.resolved, transaction.final_lsn, transaction.commit_time
+                    self._relations.log.send(pipeline, resolved, lsn, time, prepared=prepared)
                 pipeline.send(FENCED, None, self._sessions.fence)
                 end(pipeline)
         except StatementFailed as failure:

@@ -147,7 +147,15 @@ class ConflictLog:
                 if error.sqlstate not in {"42P07", "23505"}:
                     raise
 
-    def send(self, pipeline: Pipeline, conflicts: Sequence[LoggedConflict], lsn: Lsn | None = None, commit_time: int | None = None) -> None:
+    def send(
+        self,
+        pipeline: Pipeline,
+        conflicts: Sequence[LoggedConflict],
+        lsn: Lsn | None = None,
+        commit_time: int | None = None,
+        *,
+        prepared: bool = False,
+    ) -> None:
         """Write conflicts in the open transaction, and remove some old rows.
 
         Args:
@@ -155,8 +163,10 @@ class ConflictLog:
             conflicts: the conflicts.
             lsn: the final LSN of a transaction whose changes were made before its end.
             commit_time: its commit time.
+            prepared: whether it will be prepared. It removes nothing: until it ends, another transaction that removes the same rows would
+                wait for it, and its end comes only after that one.
         """
-        if most := self._retention.most(len(conflicts)):
+        if not prepared and (most := self._retention.most(len(conflicts))):
             values = (self.subscription, str(self._retention.seconds), str(most))
             pipeline.send(self._remove, None, [value.encode() for value in values])
         for each in conflicts:
