@@ -222,7 +222,7 @@ def keep_columns(payload: bytes, offset: int, kept: bytes) -> tuple[bytes, int]:
     return b"".join(parts), position
 
 
-def places_by_header(records: Sequence[bytes], place: int, end: int, offset: int) -> tuple[dict[bytes, list[int]], int]:
+def places_by_header(records: Sequence[bytes], place: int, end: int, offset: int, size: int = 2**62) -> tuple[dict[bytes, list[int]], int]:
     """Group consecutive changes of rows by what they begin with: tag, relation, marker of the tuple, number of columns; without the xid.
 
     Args:
@@ -230,29 +230,32 @@ def places_by_header(records: Sequence[bytes], place: int, end: int, offset: int
         place: the first one.
         end: the place after the last one.
         offset: the offset after tag and xid.
+        size: end after the message that brings the total to this many bytes.
 
     Returns:
-        For each such header the places of its changes; and the place of the first message that is no change of a row, or is too short to
-        be one.
+        For each such header the places of its changes; and the place of the first message after them. It is at the end, or the limit was
+        reached, or it is no change of a row, or too short to be one.
     """
     groups: dict[bytes, list[int]] = {}
     index: cython.Py_ssize_t = place
     count: cython.Py_ssize_t = end
-    size: cython.Py_ssize_t = offset + 7
+    head: cython.Py_ssize_t = offset + 7
+    left: cython.Py_ssize_t = size
     tag: cython.Py_ssize_t
     record: bytes
-    while index < count:
+    while index < count and left > 0:
         record = records[index]
-        if len(record) < size:
+        if len(record) < head:
             break
         tag = record[0]
         if tag != _INSERT and tag != _UPDATE and tag != _DELETE:  # noqa: PLR1714 - faster
             break
-        header = record[:size] if offset == 1 else record[:1] + record[offset:size]
+        header = record[:head] if offset == 1 else record[:1] + record[offset:head]
         places = groups.get(header)
         if places is None:
             places = groups[header] = []
         places.append(index)
+        left -= len(record)
         index += 1
     return groups, index
 

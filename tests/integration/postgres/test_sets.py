@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import tracemalloc
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -413,6 +414,25 @@ async def test_very_large_rows_are_sent_alone(target_db: Database, sent: Sent) -
         await feed.apply(remote.relation, *rows)
         assert not sent
         assert target_db.fetch("SELECT length(v), count(*) FROM t GROUP BY 1 ORDER BY 1") == [(9, 7), (600_000, 3)]
+
+
+async def test_values_are_not_all_read_before_they_are_sent(target_db: Database, sent: Sent) -> None:
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    remote = Remote("t", "*id", "v", types={"id": 23})
+    async with opened(target_db) as feed:
+        value = "x" * 16_000
+        changes = [one for number in range(1000) for one in (remote.insert(number, value), remote.update(number, value))]
+        transaction = feed.transaction(remote.relation, *changes)
+        del changes
+        tracemalloc.start()
+        try:
+            await feed.opened.apply(feed.batch(transaction))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert transaction.size > 30_000_000
+    assert peak < 10_000_000
+    assert {statement.message_type for statement in sent} == {"INSERT", "UPDATE"}
 
 
 async def test_key_with_another_collation_than_its_column(target_db: Database, sent: Sent) -> None:

@@ -98,13 +98,17 @@ def test_changes_are_grouped_by_header() -> None:
         encode(Insert(7, row)),
     ]
     insert, eight, delete = (record[:8] for record in (records[0], records[1], records[3]))
-    assert places_by_header(records, 0, 6, 1) == ({insert: [0, 2], eight: [1], delete: [3]}, 4)
-    assert places_by_header(records, 0, 2, 1) == ({insert: [0], eight: [1]}, 2)
-    assert places_by_header(records, 4, 6, 1) == ({}, 4)
-    assert places_by_header(records, 5, 6, 1) == ({insert: [5]}, 6)
-    assert places_by_header([encode(Insert(7, row, 9)), encode(Insert(7, row, 10))], 0, 2, 5) == ({insert: [0, 1]}, 2)
+    assert places_by_header(records, 0, 6, 1, 999) == ({insert: [0, 2], eight: [1], delete: [3]}, 4)
+    assert places_by_header(records, 0, 2, 1, 999) == ({insert: [0], eight: [1]}, 2)
+    for most in (1, 2 * len(records[0]) + 1):
+        # up to the one that reaches the limit
+        count = 1 + most // len(records[0])
+        assert places_by_header(records[:1] * 6, 0, 6, 1, most) == ({insert: list(range(count))}, count)
+    assert places_by_header(records, 4, 6, 1, 999) == ({}, 4)
+    assert places_by_header(records, 5, 6, 1, 999) == ({insert: [5]}, 6)
+    assert places_by_header([encode(Insert(7, row, 9)), encode(Insert(7, row, 10))], 0, 2, 5, 999) == ({insert: [0, 1]}, 2)
     for short in (b"", b"I", records[0][:7]):
-        assert places_by_header([records[0], short, records[0]], 0, 3, 1) == ({insert: [0]}, 1)
+        assert places_by_header([records[0], short, records[0]], 0, 3, 1, 999) == ({insert: [0]}, 1)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from subscriber.sinks.postgres.apply.column_changes import (
     read_again,
     remember_columns,
 )
-from subscriber.sinks.postgres.apply.forms import Form, Forms, has_exact_key
+from subscriber.sinks.postgres.apply.forms import MOST_BYTES, Form, Forms, has_exact_key
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.apply.set_sender import MOST_ROWS, SetSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
@@ -38,6 +38,8 @@ from subscriber.transaction.model import Transaction
 __all__ = ["TransactionSender"]
 
 _TURNS: Final = (Tag.INSERT, Tag.UPDATE, Tag.DELETE)
+_MOST_READ: Final = 4 * MOST_BYTES
+"""The size of the changes whose values are in memory once more, in bytes, before they are sent form by form."""
 _MOST_LOGGED: Final = 10_000
 """The number of conflicts that wait for their log."""
 
@@ -127,7 +129,8 @@ class TransactionSender:
         """Send records. Consecutive changes are sent table by table if that is allowed. ``contexts``: the transaction of each record."""
         place, count = 0, len(records)
         while place < count:
-            groups, stop = places_by_header(records, place, min(place + 2 * MOST_ROWS, count), 5 if prefixed else 1)
+            end, offset = min(place + 2 * MOST_ROWS, count), 5 if prefixed else 1
+            groups, stop = places_by_header(records, place, end, offset, _MOST_READ)
             stop = max(stop, place + 1)
             relations: dict[bytes, list[Sequence[int]]] = {}
             # INSERTs first, and DELETEs last
