@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.apply.test_conflicts import conflicts
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.sink_postgres import UNCHANGED, Feed, Remote, opened
+from tests.support.sink_postgres import UNCHANGED, Feed, Remote, opened, truncate
 
 SETUP = """
 CREATE TABLE t (id int PRIMARY KEY, v text, own text DEFAULT 'own');
@@ -525,9 +526,9 @@ async def test_conflicts_of_a_large_transaction_do_not_wait_for_its_end(
     waiting: list[int] = []
     send = ConflictLog.send
 
-    def observed(log: ConflictLog, pipeline: Pipeline, conflicts: Sequence[LoggedConflict], *arguments: Any) -> None:
+    def observed(log: ConflictLog, pipeline: Pipeline, conflicts: Sequence[LoggedConflict], *arguments: Any, **named: Any) -> None:
         waiting.append(len(conflicts))
-        send(log, pipeline, conflicts, *arguments)
+        send(log, pipeline, conflicts, *arguments, **named)
 
     monkeypatch.setattr(ConflictLog, "send", observed)
     target_db.execute(SETUP)
@@ -537,6 +538,19 @@ async def test_conflicts_of_a_large_transaction_do_not_wait_for_its_end(
         await feed.apply(remote.relation, *changes)
     assert (sum(waiting), target_db.value("SELECT count(*) FROM log")) == (3000, 3000)
     assert max(waiting) < 2000
+
+
+async def test_table_that_is_described_again_after_its_truncate(target_db: Database) -> None:
+    """The bug was that another session read the unique indexes, which waited for the lock of our own TRUNCATE for ever."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v text, w text)")
+    before, after = Remote("t", "*id", "v"), Remote("t", "*id", "v", "w")
+    async with opened(target_db, conflict={"insert_exists": "apply_remote"}) as feed:
+        await feed.apply(before.relation, before.insert(1, "x"))
+        # so many that the TRUNCATE is sent
+        rows = [before.insert(number, "x" * 900) for number in range(10, 5000)]
+        async with asyncio.timeout(60):
+            await feed.apply(truncate(before), *rows, after.relation, after.insert(2, "x", "y"))
+    assert target_db.fetch("SELECT count(*), max(w) FROM t") == [(4991, "y")]
 
 
 async def test_log_of_conflicts_that_cannot_be_written(target_db: Database) -> None:

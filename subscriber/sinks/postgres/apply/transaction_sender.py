@@ -309,7 +309,9 @@ class TransactionSender:
                 return None
             if self._relations.planner is not None and not self._relations.is_mapped(relation_id):
                 await self._follow(self._relations.planner, relation, context)
-            mapping = self._resolved[relation_id] = await self._relations.mapping(relation)
+            if not self._relations.is_mapped(relation_id):
+                self._settings.reset()
+            mapping = self._resolved[relation_id] = await self._relations.mapping(relation, queries_of(self._pipeline, self._relations))
         self.targets.add(mapping.table.fingerprint)
         self._trees[mapping.table.fingerprint] = mapping.table.tree
         return mapping

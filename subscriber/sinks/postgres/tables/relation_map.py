@@ -176,8 +176,12 @@ class RelationMap(DescribedRelations):
             self._forget_target(relation_id)
         return found
 
-    async def mapping(self, relation: Relation) -> RelationMapping:
+    async def mapping(self, relation: Relation, reader: CatalogQueries) -> RelationMapping:
         """The relation with its target.
+
+        Args:
+            relation: the relation.
+            reader: the session that changes the table. ``pg_get_indexdef`` locks the table, and would wait for ever for a TRUNCATE of it.
 
         Raises:
             RelationError: the relation does not fit the target table.
@@ -189,7 +193,7 @@ class RelationMap(DescribedRelations):
             ahead = await self._read_ahead(name)
             table = ahead.table if ahead else await read_table(self._reader, name, as_owner=self._as_owner, hint=STREAM_HINT)
             try:
-                found = self._mappings[relation.relation_id] = await self._resolving(map_relation(relation, table), self._reader)
+                found = self._mappings[relation.relation_id] = await self._resolving(map_relation(relation, table), reader)
             except RelationError:
                 # the table may be altered before the next attempt
                 self._ahead = None
