@@ -66,6 +66,7 @@ class Entry:
         sql: statements that create it.
         needs: the numbers of the entries that must exist before.
         before_data: whether pg_dump has it in its section pre-data.
+        lacking: whether the target was found not to have it. Then it is an error that another object has its name.
     """
 
     number: int
@@ -76,6 +77,7 @@ class Entry:
     sql: str
     needs: frozenset[int]
     before_data: bool
+    lacking: bool = False
 
     def __str__(self) -> str:
         place = self.name if self.schema == "-" else f"{self.schema}.{self.name}"

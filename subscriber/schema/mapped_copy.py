@@ -15,8 +15,8 @@ from subscriber.config.mapping import TableMapping
 from subscriber.config.table_names import written_name
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
-from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference, TableSchema
-from subscriber.protocol.quoting import quote_identifier
+from subscriber.interfaces.table_schema import DatabaseSchema, SchemaDifference, SequenceSchema, TableSchema
+from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.schema.archive import Entry
 from subscriber.schema.differences import column_sql, differences
 from subscriber.schema.inspection import SchemaScope, inspect
@@ -35,11 +35,20 @@ _RELATIONS: Final = frozenset({"TABLE", "SEQUENCE", "VIEW", "MATERIALIZED VIEW",
 _OF_TABLES: Final = frozenset({"DEFAULT", "CONSTRAINT", "CHECK CONSTRAINT", "INDEX"})
 _ADDED: Final = frozenset({"key", "index", "constraint"})
 _SCHEMAS: Final = "SELECT nspname::text FROM pg_catalog.pg_namespace"
-# what the model of a schema does not have: partitions, and the index of a replica identity
+# all names that a new relation cannot have; for an index, with its table
+_TAKEN: Final = """
+SELECT n.nspname::text, c.relname::text, t.relname::text FROM pg_catalog.pg_class AS c
+  JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+  LEFT JOIN pg_catalog.pg_index AS i ON i.indexrelid = c.oid LEFT JOIN pg_catalog.pg_class AS t ON t.oid = i.indrelid
+ WHERE n.nspname IN ({})
+"""
+_LONGEST: Final = 63
+# what the model of a schema does not have: partitions, parents, and the index of a replica identity
 _FACTS: Final = """
 SELECT n.nspname::text, c.relname::text, c.relispartition::text, (c.relkind = 'p')::text,
        (SELECT x.relname::text FROM pg_catalog.pg_index AS i JOIN pg_catalog.pg_class AS x ON x.oid = i.indexrelid
-         WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i')
+         WHERE i.indrelid = c.oid AND i.indisreplident AND c.relreplident = 'i'),
+       EXISTS (SELECT FROM pg_catalog.pg_inherits AS h WHERE h.inhrelid = c.oid)::text
   FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace WHERE {}
 """
 
@@ -72,9 +81,10 @@ async def mapped_entries(
     source, lines = _without_foreign(await _inspected(publisher, chosen), set(names.values()))
     keys, partitioned = await _facts(publisher, source, mapping)
     _require_columns(source, mapping)
-    wanted = _beside_tables(mapped_schema(source, mapping))
+    wanted = mapped_schema(source, mapping)
     lines += [*partitioned, *_left_out(source, wanted, mapping)]
-    found = await inspect(target.query, SchemaScope(tables=[*wanted.tables, *(each.name for each in wanted.sequences)]))
+    found = await inspect(target.query, SchemaScope(tables=[*wanted.tables, *map(_beside, wanted.sequences)]))
+    wanted, keys = _named_alone(wanted, keys, found, await _taken(target, wanted))
     sequences = {each.name for each in found.sequences}
     begun = {name: _begun(table, keys.get(name)) for name, table in wanted.tables.items() if name not in found.tables}
     entries = _needed(dumped, {name.pair for name in chosen})
@@ -118,7 +128,7 @@ async def _facts(publisher: Session, source: DatabaseSchema, mapping: TableMappi
     keys, lines = dict[TableName, str](), list[str]()
     if not source.tables:
         return keys, lines
-    for schema, name, partition, partitioned, index in await publisher.execute(
+    for schema, name, partition, partitioned, index, inherits in await publisher.execute(
         _FACTS.format(SchemaScope(tables=source.tables).condition("n", "c"))
     ):
         table = TableName(schema or "", name or "")
@@ -130,6 +140,10 @@ async def _facts(publisher: Session, source: DatabaseSchema, mapping: TableMappi
             )
         if partitioned == "true":
             lines.append(f'table "{table}" is partitioned on the publisher: "{target}" is a table without partitions')
+        elif inherits == "true":
+            lines.append(
+                f'table "{table}" inherits from another one on the publisher: "{target}" does not, and has no constraints of that one'
+            )
         if index:
             keys[target] = index
     return keys, lines
@@ -164,10 +178,65 @@ def _without_foreign(schema: DatabaseSchema, published: set[TableName]) -> tuple
     return replace(schema, tables=tables), lines
 
 
-def _beside_tables(schema: DatabaseSchema) -> DatabaseSchema:
-    """Put a sequence that a column owns into the schema of its table: PostgreSQL requires that."""
-    moved = [replace(each, name=TableName(each.owner[0].namespace, each.name.name)) for each in schema.sequences if each.owner is not None]
-    return with_names_of_sequences(schema, DatabaseSchema(tables={}, sequences=tuple(moved)))
+async def _taken(target: ScriptSession, wanted: DatabaseSchema) -> dict[TableName, TableName | None]:
+    """The relations in the target's schemas; an index with its table."""
+    schemas = sorted({name.namespace for name in (*wanted.tables, *map(_beside, wanted.sequences))})
+    found = await target.query(_TAKEN.format(", ".join(map(quote_literal, schemas)))) if schemas else []
+    return {TableName(schema or "", name or ""): TableName(schema or "", table) if table else None for schema, name, table in found}
+
+
+def _named_alone(
+    schema: DatabaseSchema, keys: Mapping[TableName, str], found: DatabaseSchema, taken: dict[TableName, TableName | None]
+) -> tuple[DatabaseSchema, Mapping[TableName, str]]:
+    """Give names to sequences, keys and indexes that no other relation of the target's schema has. All of a schema are in one list.
+
+    Args:
+        schema: with the target's names of tables.
+        keys: the index of the replica identity by the table.
+        found: the target's schema.
+        taken: the names that the target has, with the table of an index.
+    """
+    for name in (*schema.tables, *(each.name for each in schema.sequences if each.owner is None)):
+        taken.setdefault(name, None)
+    there = {each.owner: each.name for each in found.sequences}
+    sequences = list[SequenceSchema]()
+    for sequence in schema.sequences:
+        if sequence.owner is not None:
+            name = there.get(sequence.owner) or _free(_beside(sequence), taken)
+            taken.setdefault(name, None)
+            sequences.append(replace(sequence, name=name))
+    schema = with_names_of_sequences(schema, DatabaseSchema(tables={}, sequences=tuple(sequences)))
+    tables, renamed = dict[TableName, TableSchema](), dict(keys)
+
+    def free(each: str, table: TableName) -> str:
+        name = TableName(table.namespace, each)
+        if taken.get(name) != table:
+            name = _free(name, taken)
+            taken[name] = table
+        if keys.get(table) == each:
+            renamed[table] = name.name
+        return name.name
+
+    for name, table in schema.tables.items():
+        constraints = [replace(each, name=free(each.name, name)) if each.kind in "pux" else each for each in table.constraints]
+        indexes = [replace(each, name=free(each.name, name)) for each in table.indexes]
+        tables[name] = replace(table, constraints=tuple(constraints), indexes=tuple(indexes))
+    return replace(schema, tables=tables), renamed
+
+
+def _free(name: TableName, taken: Collection[TableName]) -> TableName:
+    """The name, or the same with a number, as PostgreSQL chooses one."""
+    found, number = name, 0
+    while found in taken:
+        number += 1
+        kept = name.name.encode()[: _LONGEST - len(str(number))].decode(errors="ignore")
+        found = TableName(name.namespace, f"{kept}{number}")
+    return found
+
+
+def _beside(sequence: SequenceSchema) -> TableName:
+    """The name of a sequence. PostgreSQL requires one that a column owns to be in the schema of the table."""
+    return sequence.name if sequence.owner is None else TableName(sequence.owner[0].namespace, sequence.name.name)
 
 
 def _left_out(source: DatabaseSchema, wanted: DatabaseSchema, mapping: TableMapping) -> Iterator[str]:
@@ -198,11 +267,11 @@ def _statements(table: TableSchema, schema: DatabaseSchema, key: str | None) -> 
     for column in bare:
         sequence = options.get((table.name, column.name)) if column.identity else None
         # the type is that of the column
-        named = sequence and f" (SEQUENCE NAME {written_name(sequence.name.pair)} INCREMENT {sequence.options.partition(' INCREMENT ')[2]})"
+        named = sequence and f" (SEQUENCE NAME {_quoted(sequence.name)} INCREMENT {sequence.options.partition(' INCREMENT ')[2]})"
         columns.append(column_sql(column, named or ""))
     empty = replace(table, columns=bare, constraints=(), indexes=(), replica_identity="d", comment=None)
     found = differences(schema, DatabaseSchema(tables={table.name: empty}))
-    name = written_name(table.name.pair)
+    name = _quoted(table.name)
     create = f"CREATE TABLE {name} ({', '.join(columns)});"
     identity = [f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {quote_identifier(key)};"] if key else []
     sequences = [statement for each in found if each.kind == "sequence" for statement in each.ddl]
@@ -229,7 +298,12 @@ def _entry(number: int, kind: str, name: TableName, statements: Sequence[str]) -
         sql="\n".join(statements),
         needs=frozenset(),
         before_data=True,
+        lacking=kind != "SCHEMA",
     )
+
+
+def _quoted(name: TableName) -> str:
+    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 def _needed(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> list[Entry]:

@@ -16,6 +16,7 @@ from subscriber.config.mapping import TableMapping
 from subscriber.config.table_names import read_identifier, written, written_name
 from subscriber.interfaces import TableName
 from subscriber.interfaces.table_schema import ColumnSchema, ConstraintSchema, DatabaseSchema, IndexSchema, TableSchema
+from subscriber.protocol.quoting import quote_identifier
 
 __all__ = ["mapped_schema", "mentions", "used_sequences", "with_names_of_sequences"]
 
@@ -23,7 +24,11 @@ _PART: Final = r'(?:[a-z_][a-z0-9_$]*|"(?:[^"]|"")+")'
 _NEXTVAL: Final = re.compile(rf"(?<=nextval\(')({_PART})\.({_PART})(?='::regclass\))")
 _INDEXED: Final = re.compile(rf"(?<= ON )(ONLY )?{_PART}\.{_PART}(?= USING )")
 _REFERENCED: Final = re.compile(rf"(?<= REFERENCES ){_PART}\.{_PART}(?=\()")
-_COLUMNS: Final = re.compile(rf"\({_PART}(?:, {_PART})*\)")
+_LIST: Final = rf"\({_PART}(?:, {_PART})*\)"
+_COLUMNS: Final = re.compile(_LIST)
+_INCLUDED: Final = re.compile(rf" INCLUDE ({_LIST})")
+_SET: Final = re.compile(rf"(?<= SET )(NULL|DEFAULT) ({_LIST})")
+_EACH: Final = re.compile(_PART)
 
 
 def mapped_schema(schema: DatabaseSchema, mapping: TableMapping) -> DatabaseSchema:
@@ -46,7 +51,7 @@ def with_names_of_sequences(schema: DatabaseSchema, target: DatabaseSchema) -> D
 
     def table(found: TableSchema) -> TableSchema:
         def default(text: str) -> str:
-            return _NEXTVAL.sub(lambda match: _quoted(other.get(name := _read(match), name)), text)
+            return _NEXTVAL.sub(lambda match: _in_text(other.get(name := _read(match), name)), text)
 
         columns = (replace(each, default=each.default and default(each.default)) for each in found.columns)
         return replace(found, columns=tuple(columns))
@@ -64,7 +69,9 @@ def used_sequences(table: TableSchema) -> set[TableName]:
 
 def mentions(expression: str, columns: Iterable[str]) -> bool:
     """Whether an expression may have one of these columns."""
-    return any(re.search(rf"(?<![\w$\"]){re.escape(written(name))}(?![\w$\"])", expression) for name in columns)
+    # a keyword is quoted
+    quoted = (f"(?:{re.escape(written(name))}|{re.escape(quote_identifier(name))})" for name in columns)
+    return any(re.search(rf"(?<![\w$\"]){name}(?![\w$\"])", expression) for name in quoted)
 
 
 def _name(name: TableName, mapping: TableMapping) -> TableName:
@@ -94,11 +101,16 @@ def _table(table: TableSchema, mapping: TableMapping) -> TableSchema:
 
 
 def _sequence(match: re.Match[str], mapping: TableMapping) -> str:
-    return _quoted(_name(_read(match), mapping))
+    return _in_text(_name(_read(match), mapping))
 
 
 def _read(match: re.Match[str]) -> TableName:
-    return TableName(*map(read_identifier, match.groups()))
+    return TableName(*(read_identifier(part.replace("''", "'")) for part in match.groups()))
+
+
+def _in_text(name: TableName) -> str:
+    """The name within a text of SQL."""
+    return written_name(name.pair).replace("'", "''")
 
 
 def _constraint(found: ConstraintSchema, table: TableName, kept: Sequence[str], mapping: TableMapping) -> ConstraintSchema | None:
@@ -133,15 +145,27 @@ def _columns(
     renamed = tuple(mapping.column(table.pair, name) for name in columns)
     if any(name not in kept for name in columns) or not columns:
         return renamed, None
+
+    def others(text: str) -> list[str]:
+        return [mapping.column(table.pair, name) for name in _read_list(text) if name in kept]
+
+    definition = _INCLUDED.sub(lambda match: f" INCLUDE {_listed(names)}" if (names := others(match[1])) else "", definition)
+    definition = _SET.sub(lambda match: f"{match[1]} {_listed(others(match[2]))}", definition)
     if renamed == columns:
         return columns, definition
-    plain = _listed(columns)
-    return renamed, definition.replace(plain, _listed(renamed), 1) if listed and plain in definition else None
+    plain = _COLUMNS.search(definition) if listed else None
+    if plain is None or _read_list(plain[0]) != columns:
+        return renamed, None
+    return renamed, definition[: plain.start()] + _listed(renamed) + definition[plain.end() :]
 
 
 def _quoted(name: TableName) -> str:
-    return written_name(name.pair)
+    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 def _listed(columns: Sequence[str]) -> str:
-    return f"({', '.join(map(written, columns))})"
+    return f"({', '.join(map(quote_identifier, columns))})"
+
+
+def _read_list(text: str) -> tuple[str, ...]:
+    return tuple(map(read_identifier, _EACH.findall(text)))

@@ -235,7 +235,7 @@ async def _created(entry: Entry, sql: str, session: ScriptSession) -> StepState:
             if sql:
                 await session.run(sql)
         except TargetError as error:
-            if error.sqlstate in _EXISTS | _EXISTS_OF.get(entry.type, frozenset()):
+            if not entry.lacking and error.sqlstate in _EXISTS | _EXISTS_OF.get(entry.type, frozenset()):
                 return StepState.EXISTS
             if error.sqlstate == _DEADLOCK and attempt < _DEADLOCKS - 1:
                 # with a transaction of the running subscription: the server has chosen this one to wait

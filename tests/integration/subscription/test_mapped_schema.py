@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from subscriber import ConfigurationError, SchemaOptions, SubscriptionOptions, copy_schema, diff_schema
+from subscriber.errors import TargetError
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
@@ -93,7 +94,7 @@ async def test_everything_that_tables_have(publisher18_db: Database, target_db: 
     found = await diff_schema(**where)
     assert [each.message for each in found if each.kind != "database"] == [
         'foreign key "Or"der_secret_fkey" of table "sales.Purchase" does not exist in the target:'
-        " FOREIGN KEY (secret) REFERENCES fresh.secret(id)"
+        ' FOREIGN KEY (secret) REFERENCES "fresh"."secret"(id)'
     ]
     # a second call finds everything
     steps.clear()
@@ -109,6 +110,92 @@ async def test_everything_that_tables_have(publisher18_db: Database, target_db: 
         ('sales.Or"der_id_seq', 1, 1),
     ]
     assert target_db.value('SELECT max(twice) FROM sales."Purchase"') == 10
+
+
+async def _copied(source: Database, target: Database, setup: str, **names: Any) -> list[str]:
+    """What is left out. Nothing else differs."""
+    source.execute(setup + "; CREATE PUBLICATION pub FOR ALL TABLES")
+    options: dict[str, Any] = {"publications": ["pub"], "names": SubscriptionOptions(**names)}
+    where = {"connection": source.conninfo(), "target": target.dsn, **options}
+    lines = await copy_schema(**where, options=SchemaOptions(bindir=BINDIR))
+    assert [each.message for each in await diff_schema(**where) if each.kind != "database"] == []
+    return lines[1:]
+
+
+KEYS = """
+SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = '{}'::regclass AND contype IN ('p', 'u', 'f', 'c') ORDER BY conname
+"""
+
+
+async def test_two_schemas_become_one(publisher18_db: Database, target_db: Database) -> None:
+    """Sequences, keys and indexes have one name in both, and one that the target has for something else."""
+    table = """
+        CREATE SCHEMA {0}; CREATE TABLE {0}.t (id serial PRIMARY KEY, v text UNIQUE, w int CHECK (w > 0),
+            i int GENERATED ALWAYS AS IDENTITY);
+        CREATE INDEX ON {0}.t (w); CREATE UNIQUE INDEX ON {0}.t (i); ALTER TABLE {0}.t REPLICA IDENTITY USING INDEX t_i_idx;
+    """
+    target_db.execute("CREATE SCHEMA x; CREATE VIEW x.t_pkey AS SELECT 1; CREATE SEQUENCE x.t_id_seq1")
+    setup = table.format("a") + table.format("b")
+    assert await _copied(publisher18_db, target_db, setup, map={"a.t": "x.t1", "b.t": "x.t2"}) == []
+    for name in ("x.t1", "x.t2"):
+        assert target_db.fetch(KEYS.format(name)) == [("PRIMARY KEY (id)",), ("UNIQUE (v)",), ("CHECK ((w > 0))",)]
+        indexes = f"SELECT count(*) FILTER (WHERE indisreplident), count(*) FROM pg_index WHERE indrelid = '{name}'::regclass"
+        assert target_db.fetch(indexes) == [(1, 4)]
+        for column in ("id", "i"):
+            target_db.execute(f"SELECT setval(pg_get_serial_sequence('{name}', '{column}'), {100 if name == 'x.t1' else 200})")
+        target_db.execute(f"INSERT INTO {name} (v) VALUES ('x')")
+    assert target_db.fetch("SELECT id, i FROM x.t1 UNION ALL SELECT id, i FROM x.t2") == [(101, 101), (201, 201)]
+
+
+async def test_a_name_that_the_target_has_for_something_else(publisher18_db: Database, target_db: Database) -> None:
+    target_db.execute("CREATE SCHEMA x; CREATE VIEW x.t AS SELECT 1")
+    with pytest.raises(TargetError, match="already exists"):
+        await _copied(publisher18_db, target_db, "CREATE TABLE t (id int PRIMARY KEY)", map={"public.*": "x.*"})
+
+
+async def test_keywords_quotes_and_lists_of_columns(publisher18_db: Database, target_db: Database) -> None:
+    setup = """
+        CREATE SCHEMA "user"; CREATE TABLE "user"."table" (a int, b int, "time" int, PRIMARY KEY ("time", a),
+            UNIQUE (b) INCLUDE ("time", a));
+        CREATE TABLE child (id int PRIMARY KEY, "order" int, y int, note text, UNIQUE (id) INCLUDE (note, y),
+            FOREIGN KEY ("order", y) REFERENCES "user"."table" ON DELETE SET NULL ("order"));
+        CREATE INDEX ON child ("order", id);
+        CREATE SCHEMA "it's"; CREATE TABLE "it's"."o'x.%s" (id serial PRIMARY KEY, "v'%s" text DEFAULT 'it''s' UNIQUE)
+    """
+    left = await _copied(
+        publisher18_db,
+        target_db,
+        setup,
+        map={'"user"."table"': '"default"."select"', '"it\'s"."o\'x.%s"': '"sa\'les"."pu""r%d.c"'},
+        columns={"public.child": 'id, "order", y'},
+        rename={"public.child": '"order":y, y:"order"', '"user"."table"': '"time":"timestamp"', '"it\'s"."o\'x.%s"': 'id:"my\'id"'},
+    )
+    assert left == []
+    assert target_db.fetch(KEYS.format('"default"."select"')) == [
+        ('UNIQUE (b) INCLUDE ("timestamp", a)',),
+        ('PRIMARY KEY ("timestamp", a)',),
+    ]
+    assert target_db.fetch(KEYS.format("child")) == [
+        ('UNIQUE (id) INCLUDE ("order")',),
+        ('FOREIGN KEY (y, "order") REFERENCES "default"."select"("timestamp", a) ON DELETE SET NULL (y)',),
+        ("PRIMARY KEY (id)",),
+    ]
+    target_db.execute('INSERT INTO "sa\'les"."pu""r%d.c" DEFAULT VALUES')
+    assert target_db.fetch('TABLE "sa\'les"."pu""r%d.c"') == [(1, "it's")]
+
+
+async def test_a_generated_column_of_a_keyword_and_a_table_that_inherits(publisher18_db: Database, target_db: Database) -> None:
+    setup = """
+        CREATE TABLE p (id int PRIMARY KEY, v int CHECK (v > 0)); CREATE TABLE c (w int CHECK (w > 0)) INHERITS (p);
+        CREATE TABLE made (id int PRIMARY KEY, "user" int, g int GENERATED ALWAYS AS ("user" + 1) STORED)
+    """
+    with pytest.raises(ConfigurationError, match=r"column g of table public\.made is generated from columns that columns or rename change"):
+        await _copied(publisher18_db, target_db, setup, rename={"public.made": "user:x"})
+    publisher18_db.execute("DROP PUBLICATION pub")
+    assert await _copied(publisher18_db, target_db, "SELECT", map={"public.*": "x.*"}) == [
+        'table "public.c" inherits from another one on the publisher: "x.c" does not, and has no constraints of that one'
+    ]
+    assert target_db.fetch(KEYS.format("x.c")) == [("CHECK ((w > 0))",)]
 
 
 async def test_what_cannot_be_created(publisher18_db: Database, target_db: Database) -> None:
