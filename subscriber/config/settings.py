@@ -10,9 +10,10 @@ from subscriber.config.option import declared, option, parse_options
 from subscriber.config.reading import BOOLEAN, SECONDS, SIZE, STRING, TIME, WHOLE, choice
 from subscriber.errors import ConfigurationError
 
-__all__ = ["SETTINGS", "NewTables", "SchemaChange", "SchemaChangeCallback", "Settings"]
+__all__ = ["SETTINGS", "DroppedColumns", "NewTables", "SchemaChange", "SchemaChangeCallback", "Settings"]
 
 NewTables = Literal["ignore", "copy"]
+DroppedColumns = Literal["keep", "drop"]
 SchemaChange = Literal["error", "add", "ignore"]
 
 SchemaChangeCallback = Callable[[str, str, tuple[str, ...]], SchemaChange]
@@ -87,6 +88,12 @@ class Settings:
         ours=True,
     )
     """A word, or a function that decides for each table."""
+    dropped_columns: DroppedColumns = option(
+        "keep",
+        choice("keep", "drop"),
+        "with schema_change = follow: what the target does with a column that the publisher has dropped",
+        ours=True,
+    )
 
     @classmethod
     def parse(cls, items: Iterable[str]) -> Self:

@@ -59,6 +59,7 @@ class ColumnPlan:
     Attributes:
         known: what to store as the known columns; None: nothing.
         dropped: columns that the publisher dropped. They lose NOT NULL, so that rows without them can be stored.
+        drop: these are dropped in the target as well.
         renamed: the new name by the old one.
         retyped: columns with other types.
         added: new columns.
@@ -69,6 +70,7 @@ class ColumnPlan:
     renamed: Mapping[str, str] | None = None
     retyped: tuple[ChangeType, ...] = ()
     added: tuple[AddColumn, ...] = ()
+    drop: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.dropped or self.renamed or self.retyped or self.added)

@@ -89,6 +89,11 @@ class RunSpec:
             if self.target is None:
                 raise ConfigurationError("verify_interval needs a target that is given as a URL", hint="call subscriber.verify instead")
             required_ability(self.target, ComparedKind, "cannot be compared with the publisher", "omit verify_interval")
+        if self.settings.dropped_columns == "drop" and self.settings.schema_change != "follow":
+            raise ConfigurationError(
+                "dropped_columns = drop needs schema_change = follow: otherwise no column is known to be dropped",
+                hint="set schema_change = follow, or omit dropped_columns",
+            )
         if options.two_phase and self.settings.schema_change == "follow":
             raise ConfigurationError(
                 "schema_change = follow is not available with two_phase = true: columns would be changed in a prepared transaction",

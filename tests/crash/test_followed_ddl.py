@@ -42,6 +42,7 @@ SERVERS = [
     pytest.param("publisher18_db", "mariadb", id="18-mariadb"),
 ]
 CERTAIN = ("add", "add default", "add not null", "rename", "swap")
+DROPPED = ("keep", "drop")
 KINDS = ("add", "add default", "add not null", "drop", "rename", "rename", "swap", "type", "drop and add")
 MISTAKEN = """
 import sys
@@ -193,7 +194,7 @@ class Target:
         return found is not None and Lsn.parse(found) >= lsn
 
 
-def compared(target: Target, publisher: Database) -> tuple[list[str], list[tuple[str, str]]]:
+def compared(target: Target, publisher: Database, *, dropped: str) -> tuple[list[str], list[tuple[str, str]]]:
     """Tables whose rows differ, and what ``schema diff`` says of each table, except what is not followed."""
     run = target.run
     sides = (run.name, f"--target={run.target_url}", f"--connection={publisher.dsn}", "--json")
@@ -201,7 +202,8 @@ def compared(target: Target, publisher: Database) -> tuple[list[str], list[tuple
     rows = [table["table"] for table in json.loads(verified.output)["tables"] if not table["equal"]]
     found = subscriber("schema", "diff", *sides, "--publication=pub")
     differences = json.loads(found.output)["differences"]
-    return rows, [(each["name"], each["message"]) for each in differences if not each["extra"] and each["kind"] != "nullability"]
+    left = [each for each in differences if each["kind"] != "nullability" and (dropped == "drop" or not each["extra"])]
+    return rows, [(each["name"], each["message"]) for each in left]
 
 
 def follow(
@@ -214,15 +216,16 @@ def follow(
     seed: int,
     kinds: Sequence[str] = KINDS,
     process: type[RunProcess] = RunProcess,
+    dropped: str = "keep",
 ) -> None:
-    print(f"seed {seed}, publisher {publisher.version}, target {other.kind}")
+    print(f"seed {seed}, publisher {publisher.version}, target {other.kind}, dropped columns: {dropped}")
     writer = Writer(publisher, seed, kinds)
     for table in TABLES:
         for execute in (publisher.execute, other.execute) if other.kind == "native" else (publisher.execute,):
             execute(f"CREATE TABLE {table} (id int PRIMARY KEY, a int, b int)")
         publisher.execute(f"INSERT INTO {table} SELECT i, i, i FROM generate_series(1, 300) AS i")
     publisher.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(TABLES)}")
-    settings = SETTINGS if other.kind == "native" else (*SETTINGS, "create_tables=on")
+    settings = (*SETTINGS, f"dropped_columns={dropped}", *(() if other.kind == "native" else ("create_tables=on",)))
     run = process(publisher, other.url, directory, OPTIONS, settings)
     target = Target(other, run)
     try:
@@ -243,7 +246,7 @@ def follow(
             publisher.execute(f"INSERT INTO {table} (id) VALUES (0)")
         lsn = publisher.current_lsn()
         target.wait(f"{lsn} is not applied", lambda: target.has(lsn) and target.is_known())
-        rows, differences = compared(target, publisher)
+        rows, differences = compared(target, publisher, dropped=dropped)
         log = run.log(10**9)
         run.kill()
     except BaseException:
@@ -278,7 +281,8 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> OtherTarget:
 @pytest.mark.crash
 @pytest.mark.parametrize(("server", "target"), SERVERS, indirect=["target"])
 def test_random_ddl(request: pytest.FixtureRequest, target: OtherTarget, tmp_path: Path, server: str) -> None:
-    follow(request.getfixturevalue(server), target, tmp_path, steps=40, kills=2, seed=secrets.randbits(32))
+    seed = secrets.randbits(32)
+    follow(request.getfixturevalue(server), target, tmp_path, steps=40, kills=2, seed=seed, dropped=DROPPED[seed % 2])
 
 
 @pytest.mark.crash
@@ -294,4 +298,5 @@ def test_a_mistake_is_found(publisher18_db: Database, target: OtherTarget, tmp_p
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("server", "target"), SERVERS, indirect=["target"])
 def test_much_random_ddl(request: pytest.FixtureRequest, target: OtherTarget, tmp_path: Path, server: str) -> None:
-    follow(request.getfixturevalue(server), target, tmp_path, steps=300, kills=10, seed=secrets.randbits(32))
+    seed = secrets.randbits(32)
+    follow(request.getfixturevalue(server), target, tmp_path, steps=300, kills=10, seed=seed, dropped=DROPPED[seed % 2])

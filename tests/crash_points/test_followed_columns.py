@@ -83,7 +83,7 @@ def test_ends_at_each_step(publisher18_db: Database, other: OtherTarget, tmp_pat
             other.execute(TABLE.format(table))
     publisher18_db.execute("INSERT INTO t SELECT i, i, 2 * i, 'z' FROM generate_series(1, 50) AS i; CREATE PUBLICATION pub FOR TABLE t, u")
     create = () if other.kind == "native" else ("create_tables=on",)
-    run = RunProcess(publisher18_db, other.url, tmp_path, OPTIONS, (*QUICK, "schema_change=follow", *create))
+    run = RunProcess(publisher18_db, other.url, tmp_path, OPTIONS, (*QUICK, "schema_change=follow", "dropped_columns=drop", *create))
     run.catch_up(60)
     # a run that finds the tables ready learns their columns
     while other.fetch(f"SELECT count(*) FROM {other.ours('pg_subscription_rel')} WHERE srcolumns IS NULL") != [(0,)]:

@@ -403,6 +403,7 @@ def test_every_setting_can_be_given_as_text(field: str) -> None:
         "create_tables": "on",
         "schema_change": "ignore",
         "new_tables": "copy",
+        "dropped_columns": "drop",
     }
     text = words.get(field) or (f"{value}B" if "size" in field or "mem" in field else None)
     if text is None:

@@ -79,6 +79,15 @@ def test_follow(target: str, follows: bool) -> None:
             open_target(target, SubscriptionOptions(), settings)
 
 
+def test_dropped_columns() -> None:
+    drop = ["dropped_columns=drop", "schema_change=follow"]
+    with pytest.raises(ConfigurationError, match="dropped_columns = drop is not available for a lake"):
+        open_target("spark:///lake", SubscriptionOptions(), Settings.parse(drop))
+    for target in ("postgresql:///copy", "sqlite:///copy.db"):
+        with pytest.raises(ConfigurationError, match="dropped_columns = drop needs schema_change = follow"):
+            subscriber.Subscription("s", connection="x", publications=["p"], target=target, settings=Settings.parse(drop[:1]))
+
+
 @pytest.mark.parametrize("setting", ["create_tables=on", "schema_change=ignore"])
 def test_a_postgresql_target_is_as_native(setting: str) -> None:
     name = setting.partition("=")[0]

@@ -10,6 +10,7 @@ from subscriber.catalog import Catalog, Definition, Observation
 from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.verifications import Verifications
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
@@ -29,6 +30,8 @@ class LakeKind:
     repairs = False
 
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
+        if settings.dropped_columns == "drop":
+            raise ConfigurationError("dropped_columns = drop is not available for a lake, which keeps dropped columns", hint="omit it")
         with requiring(*LAKE_NEEDS):
             from subscriber.sinks.spark.sink import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
         return SparkSink(target, options=options, settings=settings, defined=defined)

@@ -177,7 +177,8 @@ async def _plan(session: Session, spec: RunSpec, relation: Relation, final_lsn: 
         raise _uncertain(spec, relation, str(error)) from None
     added = await _added(session, spec, relation, known, changes) if changes.added else ()
     retyped = tuple(ChangeType(name, old, new) for name, (old, new) in (changes.retyped or {}).items())
-    return ColumnPlan(changes.known, changes.dropped, changes.renamed, retyped, added)
+    drop = spec.settings.dropped_columns == "drop"
+    return ColumnPlan(changes.known, changes.dropped, changes.renamed, retyped, added, drop=drop)
 
 
 async def learn_columns(spec: RunSpec, sink: FollowingSink) -> None:

@@ -16,6 +16,7 @@ from tests.support.replica import QUICK
 from tests.support.sqlalchemy_targets import OtherTarget
 
 FOLLOW = replace(QUICK, schema_change="follow", create_tables=True)
+DROP = replace(FOLLOW, dropped_columns="drop")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int)"
 BOTH = pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 ONLY_MARIADB = pytest.mark.parametrize("other_target", ["mariadb"], indirect=True)
@@ -165,6 +166,35 @@ async def test_dropped_columns_stay_and_may_be_null(publisher18_db: Database, ot
         await found.execute("ALTER TABLE t DROP COLUMN b")
         await found.caught_up()
         assert await found.names() == ["a", "b", "d", "id"]
+
+
+@BOTH
+async def test_dropped_columns_are_dropped(publisher18_db: Database, other_target: OtherTarget) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, a varchar(20) NOT NULL, b int, c int, z int)"
+    async with following(publisher18_db, other_target, table, DROP) as found:
+        await found.execute("ALTER TABLE t ADD COLUMN own integer")
+        each(publisher18_db, "INSERT INTO t VALUES (101, 'x', 1); ALTER TABLE t DROP a; INSERT INTO t VALUES (102, 1)")
+        each(publisher18_db, "ALTER TABLE t DROP b; ALTER TABLE t RENAME c TO b; ALTER TABLE t ADD a int DEFAULT 7")
+        each(publisher18_db, "INSERT INTO t VALUES (103, 1, 2, 3); ALTER TABLE t DROP b, ADD b int DEFAULT 4; DELETE FROM t WHERE id = 7")
+        each(publisher18_db, 'ALTER TABLE t RENAME z TO "Z z"; INSERT INTO t VALUES (104, 1, 2, 3)')
+        await found.caught_up()
+        each(publisher18_db, 'ALTER TABLE t RENAME "Z z" TO z; INSERT INTO t VALUES (105, 1, 2, 3)')
+        await found.same("z", "a", "b")
+        assert await found.names() == ["a", "b", "id", "own", "z"]
+        # what needs a column
+        for statement in ("CREATE INDEX i ON t (id, b)", "CREATE VIEW v AS SELECT z FROM t"):
+            await found.execute(statement)
+        each(publisher18_db, "ALTER TABLE t DROP b; INSERT INTO t VALUES (106, 1)")
+        statement = 'DROP INDEX "i"' if other_target.kind == "sqlite" else "ALTER TABLE `t` DROP INDEX `i`"
+        await found.failed('column "b" of table "public.t" was dropped on the publisher', f"execute there: {statement}; or keep")
+        await found.execute(statement)
+        await found.same("z", "a", failed=True)
+        each(publisher18_db, "ALTER TABLE t DROP z; INSERT INTO t VALUES (107, 1)")
+        statement = 'DROP VIEW "v"' if other_target.kind == "sqlite" else "DROP VIEW `v`"
+        await found.failed('column "z" of table "public.t" was dropped on the publisher', f"execute there: {statement}; or keep")
+        await found.execute(statement)
+        await found.same("a", failed=True)
+        assert await found.names() == ["a", "id", "own"]
 
 
 @BOTH

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from subscriber import ConfigurationError, RelationError, Subscription, SubscriptionOptions, crash_points
+from subscriber import ConfigurationError, RelationError, Settings, Subscription, SubscriptionOptions, crash_points
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica
 from tests.support.roles import role
 
 FOLLOW = replace(QUICK, schema_change="follow")
+DROP = replace(FOLLOW, dropped_columns="drop")
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int)"
 COLUMNS = """
 SELECT attname, format_type(atttypid, atttypmod), pg_get_expr(adbin, adrelid)
@@ -38,6 +39,7 @@ async def following(
     published: str = "t",
     publish: str = "",
     full: bool = False,
+    settings: Settings = FOLLOW,
     **options: Any,
 ) -> AsyncIterator[Replica]:
     publisher.execute(table)
@@ -48,7 +50,7 @@ async def following(
     if full:
         publisher.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     publisher.execute(f"CREATE PUBLICATION pub FOR TABLE {published} WITH ({publish or f'publish_via_partition_root = {root}'})")
-    async with replica(publisher, target, settings=FOLLOW, **options) as found:
+    async with replica(publisher, target, settings=settings, **options) as found:
         await found.caught_up()
         await known(target)
         yield found
@@ -113,6 +115,39 @@ async def test_dropped_columns_stay_without_not_null(publisher18_db: Database, t
         publisher18_db.execute("ALTER TABLE t DROP i, DROP j; INSERT INTO t VALUES (107, 1, 2, 3)")
         await found.same("SELECT id, c, e, f FROM t ORDER BY id")
         assert found.subscription.status.last_error is None
+
+
+async def test_dropped_columns_are_dropped(publisher18_db: Database, target_db: Database) -> None:
+    table = "CREATE TABLE t (id int PRIMARY KEY, a int NOT NULL, b int, c int, d int, z int)"
+    async with following(publisher18_db, target_db, table, settings=DROP, own="own int") as found:
+        publisher18_db.execute("ALTER TABLE t DROP a; INSERT INTO t VALUES (101, 1); UPDATE t SET b = 0 WHERE id = 2")
+        await found.same("SELECT id, b, c, d, z FROM t ORDER BY id")
+        # its name for another one, and a new one with the name that became free
+        publisher18_db.execute("ALTER TABLE t DROP b; ALTER TABLE t RENAME c TO b; ALTER TABLE t ADD a int DEFAULT 7")
+        publisher18_db.execute("INSERT INTO t VALUES (102, 1, 2, 3, 4)")
+        await found.same("SELECT id, b, d, z, a FROM t ORDER BY id")
+        # one transaction, with rows before and after
+        publisher18_db.execute(
+            "BEGIN; UPDATE t SET d = 5 WHERE id = 1; ALTER TABLE t DROP d, ADD d int DEFAULT 1; DELETE FROM t WHERE id = 9"
+        )
+        publisher18_db.execute("INSERT INTO t VALUES (103, 1, 2, 3, 4)")
+        await found.same("SELECT id, b, z, a, d FROM t ORDER BY id")
+        assert target_db.value("SELECT count(own) FROM t") == 0
+        assert found.subscription.status.last_error is None
+        target_db.execute(
+            'CREATE INDEX "I b" ON t (b, id); ALTER TABLE t ADD CONSTRAINT z CHECK (z > -1); CREATE VIEW v AS SELECT z FROM t'
+        )
+        target_db.execute("CREATE MATERIALIZED VIEW w AS SELECT count(*) FROM t WHERE z > 5")
+        publisher18_db.execute("ALTER TABLE t DROP b, DROP z; INSERT INTO t VALUES (104)")
+        statements = 'execute there: DROP INDEX public."I b"; or keep'
+        await failed(found, 'column "b" of table "public.t" was dropped on the publisher, and indexes', statements)
+        target_db.execute('DROP INDEX "I b"')
+        statements = "ALTER TABLE public.t DROP CONSTRAINT z; DROP MATERIALIZED VIEW public.w; DROP VIEW public.v"
+        await failed(found, 'column "z" of table "public.t" was dropped on the publisher', f"execute there: {statements}; or keep")
+        target_db.execute(statements)
+        await found.same("SELECT id, a, d FROM t ORDER BY id")
+        target_db.execute("ALTER TABLE t DROP own")
+        await found.same(COLUMNS)
 
 
 async def test_types(publisher18_db: Database, target_db: Database) -> None:
@@ -193,6 +228,15 @@ async def test_partitions(publisher18_db: Database, target_db: Database, root: b
         publisher18_db.execute("ALTER TABLE t DROP b; UPDATE t SET d = 2 WHERE id IN (3, 61)")
         await found.same("SELECT id, a, d FROM t ORDER BY id")
         assert found.subscription.status.last_error is None
+    async with replica(publisher18_db, target_db, settings=DROP) as found:
+        publisher18_db.execute("CREATE INDEX ON t (d)")
+        target_db.execute("CREATE INDEX i ON t (d)")
+        publisher18_db.execute("ALTER TABLE t DROP d; UPDATE t SET a = 2 WHERE id IN (3, 61)")
+        await failed(found, 'column "d" of table', "execute there: DROP INDEX public.i; or keep")
+        target_db.execute("DROP INDEX i")
+        await found.same("SELECT id, a FROM t ORDER BY id")
+        publisher18_db.execute("ALTER TABLE t ADD d int; UPDATE t SET d = 1 WHERE id IN (4, 62, 151)")
+        await found.same("SELECT id, a, d FROM t ORDER BY id")
 
 
 async def test_partitions_whose_columns_have_another_order(publisher18_db: Database, target_db: Database) -> None:

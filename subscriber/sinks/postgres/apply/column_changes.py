@@ -46,6 +46,25 @@ _ROOT: Final = """
 SELECT n.nspname::text AS namespace, c.relname::text AS name, pg_catalog.current_setting('lock_timeout') AS timeout
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::int8::oid
 """
+_NEEDED_BY: Final = """
+SELECT DISTINCT CASE WHEN i.oid IS NOT NULL THEN pg_catalog.format('DROP INDEX %s', i.oid::pg_catalog.regclass)
+                     WHEN n.oid IS NOT NULL THEN pg_catalog.format('ALTER TABLE %s DROP CONSTRAINT %I',
+                                                                   n.conrelid::pg_catalog.regclass, n.conname)
+                     ELSE pg_catalog.format('DROP %s %s', CASE v.relkind WHEN 'm' THEN 'MATERIALIZED VIEW' ELSE 'VIEW' END,
+                                            v.oid::pg_catalog.regclass) END AS statement
+  FROM (SELECT $1::int8::oid AS relid UNION SELECT relid FROM pg_catalog.pg_partition_tree($1::int8::oid)) AS tree
+  JOIN pg_catalog.pg_attribute AS a ON a.attrelid = tree.relid AND a.attname = $2::text AND NOT a.attisdropped
+  JOIN pg_catalog.pg_depend AS d ON d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass
+                                AND d.refobjid = a.attrelid AND d.refobjsubid = a.attnum
+  LEFT JOIN pg_catalog.pg_class AS i ON d.classid = d.refclassid AND i.oid = d.objid AND i.relkind IN ('i', 'I') AND NOT i.relispartition
+  LEFT JOIN pg_catalog.pg_constraint AS n ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND n.oid = d.objid
+                                         AND n.contype <> 'n' AND n.coninhcount = 0 AND n.conparentid = 0
+  LEFT JOIN pg_catalog.pg_rewrite AS r ON d.classid = 'pg_catalog.pg_rewrite'::pg_catalog.regclass AND r.oid = d.objid
+  LEFT JOIN pg_catalog.pg_class AS v ON v.oid = r.ev_class AND v.relkind IN ('v', 'm')
+ WHERE COALESCE(i.oid, n.oid, v.oid) IS NOT NULL
+ ORDER BY 1
+"""
+"""Statements that remove what needs a column. DROP COLUMN itself would silently drop indexes and constraints of the table."""
 
 
 class _Queries:
@@ -75,10 +94,12 @@ class ColumnChange:
     Attributes:
         action: what follows the table's name.
         quietly: if it is rejected, only a warning in the server's log tells.
+        drops: the column that it drops, or None.
     """
 
     action: str
     quietly: bool = False
+    drops: str | None = None
 
     def sql(self, root: TableName) -> str:
         """The statement. ``root``: the root of the table's partitions, or the table itself."""
@@ -117,9 +138,16 @@ async def alteration(table: TargetTable, changes: Sequence[ColumnChange], pipeli
     """Statements that lock a table with all tables of its partition tree, and statements that change its columns.
 
     ALTER TABLE names the root of the tree.
+
+    Raises:
+        RelationError: an index, a constraint or a view needs a column that is to be dropped.
     """
-    (row,) = await _Queries(pipeline, None).fetch(_ROOT, table.tree)
+    queries = _Queries(pipeline, None)
+    (row,) = await queries.fetch(_ROOT, table.tree)
     root = TableName(row["namespace"], row["name"])
+    for column in (each.drops for each in changes if each.drops is not None):
+        if needed := await queries.fetch(_NEEDED_BY, table.tree, column):
+            raise _needed(table, column, [each["statement"] for each in needed])
     texts = [each.sql(root) for each in changes]
     hint = "let the target accept this, or execute it there as the owner of the table: " + "; ".join(texts)
     locks = [
@@ -171,9 +199,12 @@ def column_changes(table: TargetTable, plan: ColumnPlan, known: KnownColumns) ->
     then = {name: numbers[number] for number, name in known.target if number in numbers}
     older = {column.number for column in then.values()}
 
-    for name in plan.dropped:
-        if name in then and then[name].not_null and not then[name].identity:
-            yield ColumnChange(f"ALTER COLUMN {quote_identifier(then[name].name)} DROP NOT NULL")
+    for dropped in [then[name] for name in plan.dropped if name in then]:
+        if plan.drop:
+            yield ColumnChange(f"DROP COLUMN {quote_identifier(dropped.name)}", drops=dropped.name)
+            del here[dropped.name]
+        elif dropped.not_null and not dropped.identity:
+            yield ColumnChange(f"ALTER COLUMN {quote_identifier(dropped.name)} DROP NOT NULL")
     renamed = {old: new for old, new in (plan.renamed or {}).items() if old in then and then[old].name == old}
     for new in renamed.values():
         if new in here and new not in renamed:
@@ -233,6 +264,14 @@ def _inexact(table: TargetTable, column: TargetColumn, change: ChangeType) -> Re
         hint=f"execute: ALTER TABLE {qualified_name(table.name)} {_new_type(change)} USING …; then compare the rows with"
         f" --resync {table.name}",
         sqlstate="55000",
+    )
+
+
+def _needed(table: TargetTable, name: str, statements: Sequence[str]) -> RelationError:
+    return RelationError(
+        f'column "{name}" of table "{table.name}" was dropped on the publisher, and indexes, constraints or views of the target need it',
+        hint=f"execute there: {'; '.join(statements)}; or keep the column with dropped_columns = keep",
+        sqlstate="2BP01",
     )
 
 

@@ -27,7 +27,7 @@ become durable, and the error names the right change.
 rolled back, the transactions before the one that needs other columns are applied, the columns are changed in transactions of their own, and
 the rest of the batch is applied. After a crash in between, the next attempt finds what was done
 (:mod:`subscriber.sinks.sqlalchemy.schema.column_steps`). If a transaction has rows of the table that were written before its columns were
-renamed or got values, that is an error.
+renamed, dropped or got values, that is an error.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunn
 from subscriber.sinks.sqlalchemy.catalog.rows import move_position, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
 from subscriber.sinks.sqlalchemy.schema.altered_columns import make_step
-from subscriber.sinks.sqlalchemy.schema.column_steps import Found, Rename
+from subscriber.sinks.sqlalchemy.schema.column_steps import Drop, Found, Rename
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.transaction.column_history import KnownColumns
@@ -200,7 +200,7 @@ class Applier:
                 await self._fence.hold(connection)
                 await make_step(connection, behind.relation, behind.published, step)
             crash_points.reached("columns.changed")
-            if isinstance(step, Rename | Found):
+            if isinstance(step, Rename | Drop | Found):
                 async with self._session.transaction() as connection:
                     await self._fence.hold(connection)
                     await self._store_columns(connection, behind.relation, step.known)
@@ -210,7 +210,7 @@ class Applier:
         for step in behind.steps:
             await make_step(connection, behind.relation, behind.published, step)
             crash_points.reached("columns.changed")
-            if isinstance(step, Rename | Found):
+            if isinstance(step, Rename | Drop | Found):
                 await self._store_columns(connection, behind.relation, step.known)
 
     async def _store_columns(self, connection: AsyncConnection, relation: Relation, known: KnownColumns) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from sqlalchemy import Column, Dialect, Executable, MetaData, Table, update
+from sqlalchemy import Column, Dialect, Executable, MetaData, Table, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
@@ -20,7 +20,7 @@ from sqlalchemy.types import NullType, TypeEngine
 from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.sqlalchemy.schema.column_steps import AddColumns, Redefine, Rename, Step
+from subscriber.sinks.sqlalchemy.schema.column_steps import AddColumns, Drop, Redefine, Rename, Step
 from subscriber.sinks.sqlalchemy.schema.created_types import Untyped
 from subscriber.sinks.sqlalchemy.schema.names import identifier, target_name
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
@@ -37,6 +37,25 @@ _TYPE: Final = re.compile(
     r"\w+(\((?:'(?:[^']|'')*'|[^)'])*\))?( unsigned| zerofill)*( CHARACTER SET \w+)?( COLLATE \w+)?", re.IGNORECASE | re.ASCII
 )
 """A type of MySQL, as SHOW CREATE TABLE writes it."""
+_SQLITE_NEEDED_BY: Final = re.compile(r"error in (index|view|trigger) (.+) after drop column")
+_NEEDED_BY: Final = """
+SELECT CONCAT('ALTER TABLE `', REPLACE(k.table_name, '`', '``'), '` DROP FOREIGN KEY `', REPLACE(k.constraint_name, '`', '``'), '`')
+  FROM information_schema.key_column_usage AS k
+ WHERE k.referenced_table_name IS NOT NULL
+   AND ((k.table_schema = DATABASE() AND k.table_name = :table AND k.column_name = :column)
+        OR (k.referenced_table_schema = DATABASE() AND k.referenced_table_name = :table AND k.referenced_column_name = :column))
+UNION
+SELECT CONCAT('ALTER TABLE `', REPLACE(s.table_name, '`', '``'), '` DROP ',
+              CASE s.index_name WHEN 'PRIMARY' THEN 'PRIMARY KEY' ELSE CONCAT('INDEX `', REPLACE(s.index_name, '`', '``'), '`') END)
+  FROM information_schema.statistics AS s
+ WHERE s.table_schema = DATABASE() AND s.table_name = :table AND s.column_name = :column
+UNION
+SELECT CONCAT('DROP VIEW `', REPLACE(v.table_name, '`', '``'), '`')
+  FROM information_schema.views AS v
+ WHERE v.table_schema = DATABASE() AND INSTR(v.view_definition, CONCAT('`', REPLACE(:table, '`', '``'), '`')) > 0
+   AND INSTR(v.view_definition, CONCAT('.`', REPLACE(:column, '`', '``'), '`')) > 0
+"""
+"""Statements that remove what needs a column of MySQL. A view may only need another column of this name."""
 
 
 class _AddColumn(DDLElement):
@@ -87,6 +106,8 @@ async def make_step(connection: AsyncConnection, relation: Relation, published: 
             await add_columns(connection, relation, published, values)
         case Rename(old, new):
             await _execute(connection, _Alter(Table(target_name(name), MetaData()), "RENAME COLUMN {0} TO {1}", old, new))
+        case Drop(column):
+            await _drop_column(connection, name, column)
         case Redefine(column, kind):
             table = await reflect(connection, name)
             if table is not None:
@@ -105,6 +126,29 @@ async def _execute(connection: AsyncConnection, *statements: Executable) -> None
         texts = "; ".join(str(statement.compile(dialect=connection.dialect)) for statement in statements)  # type: ignore[attr-defined]
         error.hint = f"let the target accept this, or change the column there yourself: {texts}"
         raise
+
+
+async def _drop_column(connection: AsyncConnection, name: TableName, column: str) -> None:
+    table = Table(target_name(name), MetaData())
+    if connection.dialect.name != "sqlite":
+        # MySQL would change or drop an index, and leave a view that cannot be read
+        found = await connection.execute(text(_NEEDED_BY), {"table": table.name, "column": column})
+        if statements := [statement for (statement,) in found]:
+            raise _needed(name, column, statements)
+    try:
+        await _execute(connection, _Alter(table, "DROP COLUMN {0}", column))
+    except TargetError as error:
+        if needed := _SQLITE_NEEDED_BY.search(str(error)):
+            raise _needed(name, column, [f'DROP {needed[1].upper()} "{needed[2]}"']) from error
+        raise
+
+
+def _needed(name: TableName, column: str, statements: Sequence[str]) -> RelationError:
+    return RelationError(
+        f'column "{column}" of table "{name}" was dropped on the publisher, and indexes, constraints or views of the target need it',
+        hint=f"execute there: {'; '.join(statements)}; or keep the column with dropped_columns = keep",
+        sqlstate="2BP01",
+    )
 
 
 async def _replace_column(connection: AsyncConnection, table: Table, name: str, kind: TypeEngine[Any] | None) -> None:

@@ -25,7 +25,7 @@ from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable
 from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.type_changes import keeps_values
 
-__all__ = ["AddColumns", "Found", "Redefine", "Rename", "Step", "places", "steps", "with_target"]
+__all__ = ["AddColumns", "Drop", "Found", "Redefine", "Rename", "Step", "places", "steps", "with_target"]
 
 _OTHER: Final = 0
 """The number of a column of the target that is none of the publisher's."""
@@ -46,6 +46,19 @@ class Rename:
 
     def __str__(self) -> str:
         return f'column "{self.old}" is to be "{self.new}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Drop a column. ``known``: what to store when it is done."""
+
+    name: str
+    known: KnownColumns
+
+    fits_earlier = False
+
+    def __str__(self) -> str:
+        return f'column "{self.name}" is to be dropped'
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,7 @@ class AddColumns:
         return "it lacks " + ", ".join(f'column "{name}"' for name in self.values)
 
 
-Step = Rename | Found | Redefine | AddColumns
+Step = Rename | Drop | Found | Redefine | AddColumns
 
 
 def with_target(known: KnownColumns, table: ReflectedTable, *, learned: bool = False) -> KnownColumns:
@@ -151,11 +164,16 @@ def steps(
     known, stored = _with_places(known, place, there), known
     if set(known.target) != set(stored.target):
         yield Found(known)
-    for dropped in plan.dropped:
-        if (column := place.get(numbers[dropped])) in table.required:
-            yield Redefine(str(column), None)
     # the columns that the table has, by their names now
     columns = {str(column.name): column for column in table.table.c}
+    for number in [numbers[name] for name in plan.dropped if numbers[name] in place]:
+        if plan.drop:
+            column = place.pop(number)
+            del columns[column]
+            known = _with_places(known, place, columns)
+            yield Drop(column, known)
+        elif place[number] in table.required:
+            yield Redefine(place[number], None)
     renamed = {numbers[old]: now for old, now in (plan.renamed or {}).items() if numbers[old] in place}
     for step in _renames(known, place, renamed, name, tuple(columns), dialect=dialect):
         columns[step.new] = columns.pop(step.old)

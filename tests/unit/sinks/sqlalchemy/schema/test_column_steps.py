@@ -14,7 +14,7 @@ from sqlalchemy.types import NullType, TypeEngine
 from subscriber.errors import RelationError
 from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.schema.column_steps import AddColumns, Found, Redefine, Rename, places, steps, with_target
+from subscriber.sinks.sqlalchemy.schema.column_steps import AddColumns, Drop, Found, Redefine, Rename, places, steps, with_target
 from subscriber.sinks.sqlalchemy.schema.reflection import ReflectedTable
 from subscriber.transaction.column_history import KnownColumn, KnownColumns
 
@@ -98,6 +98,24 @@ def test_a_dropped_column_keeps_its_number() -> None:
     after = with_target(plan.known, table("a", "b"))
     assert dict(after.target) == {2: "b", 1: "a"}
     assert places(after, {}, table("b")) == {2: "b"}
+
+
+def test_a_column_is_dropped() -> None:
+    """Before another one gets its name; also if a crash follows before that is stored."""
+    stored = with_target(known("a", "b", "c"), table("a", "b", "c", "own"), learned=True)
+    columns = (replace(stored.columns[1], name="a"), stored.columns[2], KnownColumn(4, "b", "integer", 1, Lsn(1)))
+    plan = ColumnPlan(replace(stored, columns=columns), ("a",), {"b": "a"}, (), (AddColumn("b", "integer"),), drop=True)
+    drop, rename, add = left(stored, plan, table("a", "b", "c", "own"))
+    assert isinstance(drop, Drop)
+    assert isinstance(rename, Rename)
+    assert (drop.name, rename.old, rename.new, add) == ("a", "b", "a", AddColumns({"b": None}))
+    assert dict(drop.known.target) == {2: "b", 3: "c", 0: "own"}
+    there = table("b", "c", "own")
+    found, rename, add = left(stored, plan, there)
+    assert (isinstance(found, Found) and found.known.target, left(drop.known, plan, there)) == (drop.known.target, [rename, add])
+    # by another name in the target it is still the same
+    stored = replace(stored, target=((1, "x"), (2, "b"), (3, "c")))
+    assert str(left(stored, plan, table("x", "b", "c"))[0]) == 'column "x" is to be dropped'
 
 
 @pytest.mark.parametrize(
