@@ -128,7 +128,7 @@ async def test_dropped_columns_are_dropped(publisher18_db: Database, target_db: 
         await found.same("SELECT id, b, d, z, a FROM t ORDER BY id")
         # one transaction, with rows before and after
         publisher18_db.execute(
-            "BEGIN; UPDATE t SET d = 5 WHERE id = 1; ALTER TABLE t DROP d, ADD d int DEFAULT 1; DELETE FROM t WHERE id = 9"
+            "BEGIN; UPDATE t SET d = 5 WHERE id = 1; ALTER TABLE t DROP d, ADD d int DEFAULT 1; DELETE FROM t WHERE id = 9; COMMIT"
         )
         publisher18_db.execute("INSERT INTO t VALUES (103, 1, 2, 3, 4)")
         await found.same("SELECT id, b, z, a, d FROM t ORDER BY id")
@@ -235,7 +235,7 @@ async def test_partitions(publisher18_db: Database, target_db: Database, root: b
         await failed(found, 'column "d" of table', "execute there: DROP INDEX public.i; or keep")
         target_db.execute("DROP INDEX i")
         await found.same("SELECT id, a FROM t ORDER BY id")
-        publisher18_db.execute("ALTER TABLE t ADD d int; UPDATE t SET d = 1 WHERE id IN (4, 62, 151)")
+        publisher18_db.execute("ALTER TABLE t ADD d int; UPDATE t SET d = 1 WHERE id IN (4, 62)")
         await found.same("SELECT id, a, d FROM t ORDER BY id")
 
 
