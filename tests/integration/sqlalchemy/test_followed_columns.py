@@ -173,12 +173,14 @@ async def test_dropped_columns_are_dropped(publisher18_db: Database, other_targe
     table = "CREATE TABLE t (id int PRIMARY KEY, a varchar(20) NOT NULL, b int, c int, z int)"
     async with following(publisher18_db, other_target, table, DROP) as found:
         await found.execute("ALTER TABLE t ADD COLUMN own integer")
-        each(publisher18_db, "INSERT INTO t VALUES (101, 'x', 1); ALTER TABLE t DROP a; INSERT INTO t VALUES (102, 1)")
-        each(publisher18_db, "ALTER TABLE t DROP b; ALTER TABLE t RENAME c TO b; ALTER TABLE t ADD a int DEFAULT 7")
-        each(publisher18_db, "INSERT INTO t VALUES (103, 1, 2, 3); ALTER TABLE t DROP b, ADD b int DEFAULT 4; DELETE FROM t WHERE id = 7")
-        each(publisher18_db, 'ALTER TABLE t RENAME z TO "Z z"; INSERT INTO t VALUES (104, 1, 2, 3)')
-        await found.caught_up()
-        each(publisher18_db, 'ALTER TABLE t RENAME "Z z" TO z; INSERT INTO t VALUES (105, 1, 2, 3)')
+        for statements in (
+            "INSERT INTO t VALUES (101, 'x', 1); ALTER TABLE t DROP a; INSERT INTO t VALUES (102, 1)",
+            # its name for another one, and a new one with the name that became free
+            "ALTER TABLE t DROP b; ALTER TABLE t RENAME c TO b; ALTER TABLE t ADD a int DEFAULT 7; INSERT INTO t VALUES (103, 1, 2, 3)",
+            "ALTER TABLE t DROP b, ADD b int DEFAULT 4; DELETE FROM t WHERE id = 7",
+        ):
+            each(publisher18_db, statements)
+            await found.caught_up()
         await found.same("z", "a", "b")
         assert await found.names() == ["a", "b", "id", "own", "z"]
         # what needs a column

@@ -138,8 +138,9 @@ async def _drop_column(connection: AsyncConnection, name: TableName, column: str
     try:
         await _execute(connection, _Alter(table, "DROP COLUMN {0}", column))
     except TargetError as error:
-        if needed := _SQLITE_NEEDED_BY.search(str(error)):
-            raise _needed(name, column, [f'DROP {needed[1].upper()} "{needed[2]}"']) from error
+        # the error of the driver
+        if needed := _SQLITE_NEEDED_BY.search(str(error.__context__)):
+            raise _needed(name, column, [f'DROP {needed[1].upper()} "{needed[2]}"']) from None
         raise
 
 
