@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import Final
 
 from subscriber.waits import moved
@@ -35,6 +36,11 @@ class RateLimit:
             mine -= pause * self.limit
             await asyncio.sleep(pause)
             moved()
+
+    @property
+    def at_once(self) -> int:
+        """How many bytes may be put together, so that the pause after them is short."""
+        return max(int(self.limit * _LOOK_SECONDS), 1) if self.limit else sys.maxsize
 
     def owe(self, count: int) -> None:
         """So many bytes were read, by a task that waits for :attr:`pause` itself."""

@@ -8,6 +8,7 @@ more. A transaction is never split, whatever its size. Only plain committed tran
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 
 from subscriber.apply.receiving.receiver import Receiver
@@ -20,7 +21,11 @@ __all__ = ["collect"]
 
 
 async def collect(
-    receiver: Receiver, settings: Settings, gate: RelationGate, alone: Callable[[], Callable[[Transaction], bool] | None] = lambda: None
+    receiver: Receiver,
+    settings: Settings,
+    gate: RelationGate,
+    alone: Callable[[], Callable[[Transaction], bool] | None] = lambda: None,
+    most: int = sys.maxsize,
 ) -> tuple[Batch, int]:
     """Collect the batch that starts with the next event, which must be a Transaction.
 
@@ -30,6 +35,7 @@ async def collect(
         gate: of the batch.
         alone: gives a function that tells whether a transaction must not follow others in a batch, because it may be applied in another
             way; None: there is none.
+        most: bytes, for ``max_apply_rate``: a whole batch is applied at once, and the pause follows.
 
     Returns:
         The batch, and the memory it holds, for :meth:`Receiver.release`.
@@ -37,7 +43,7 @@ async def collect(
     event, held = receiver.pop()
     assert isinstance(event, Transaction)
     transactions = [event]
-    rows, size = settings.batch_rows - event.count, settings.batch_size - event.size
+    rows, size = settings.batch_rows - event.count, min(settings.batch_size, most) - event.size
     deadline = asyncio.get_running_loop().time() + settings.batch_delay
     while rows > 0 and size > 0:
         more, memory = receiver.pop_batch(rows, size, alone())

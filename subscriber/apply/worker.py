@@ -112,7 +112,8 @@ class ApplyWorker:
         skipping: the transaction to skip, if any.
         parallel: applies streamed transactions before their end; entered.
         parking: parks tables.
-        rate: limits what is applied. Transactions are applied whole, and the pause follows: meanwhile nothing is locked in the target.
+        rate: limits what is applied. Transactions are applied whole, and the pause follows. What only ends one that was applied before
+            does not wait: it would keep locks in the target.
     """
 
     def __init__(
@@ -159,7 +160,11 @@ class ApplyWorker:
             if self._tables.any_parked:
                 await self._parking.change(self._sink, self._tracker.applied)
             pause = self._rate.pause
-            event = None if pause else self._receiver.peek()
+            event = self._receiver.peek()
+            if pause and event is not None and self._is_applied(event):
+                pause = 0.0
+            if pause:
+                event = None
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             began = clock()
             if pause:
@@ -186,14 +191,24 @@ class ApplyWorker:
     def _enable_two_phase(self) -> bool:
         return self._two_phase is TwoPhaseState.PENDING and self._tables.may_prepare
 
+    def _is_applied(self, event: Event) -> bool:
+        """Whether an event only ends what has been applied before. Until then its locks are held in the target: it does not wait."""
+        match event:
+            case CommitPrepared() | RollbackPrepared():
+                return True
+            case Transaction() | PreparedTransaction():
+                return self._parallel.serves(event.transaction if isinstance(event, PreparedTransaction) else event)
+        return False
+
     async def _commit_parallel(self, event: Transaction | PreparedTransaction) -> bool:
         """Commit the next event if it was applied while it was streamed. False: it is still the next one, and was rolled back."""
         transaction = event.transaction if isinstance(event, PreparedTransaction) else event
         if not self._parallel.serves(transaction) or not await self._tables.hand(transaction.end_lsn, self._owner.finished, [transaction]):
             return False
-        self._take([event])
+        self._owner.applied.add([event])
         if not await self._parallel.commit(event):
             return False
+        self._rate.owe(transaction.size)
         self._receiver.release(self._receiver.pop()[1])
         self._tracker.applied_to(transaction.end_lsn)
         self._receiver.report()
@@ -207,7 +222,7 @@ class ApplyWorker:
 
     async def _apply_batch(self) -> None:
         arrival = self._receiver.arrival
-        batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._alone)
+        batch, held = await collect(self._receiver, self._settings, self._tables.gate, self._alone, self._rate.at_once)
         try:
             if not await self._tables.hand(batch.end_lsn, self._owner.finished, batch.transactions):
                 return

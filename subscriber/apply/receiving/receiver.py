@@ -25,7 +25,7 @@ from subscriber.apply.receiving.plausible_end import PlausibleEnd
 from subscriber.apply.receiving.rolled_back import leave_out_rolled_back
 from subscriber.batch_times import Arrival
 from subscriber.config import Settings
-from subscriber.errors import UndecidedTransaction
+from subscriber.errors import PublisherUnavailable, SubscriberError, UndecidedTransaction
 from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool
 from subscriber.protocol.frames import (
     PrimaryKeepalive,
@@ -188,12 +188,23 @@ class Receiver:
                 taken.
         """
         if not self._queue:
-            self.check()
             await self.rest(timeout)
         self._activity.clear()
 
     async def rest(self, timeout: float) -> None:
-        """Return when anything was received, when woken, or after ``timeout`` seconds, whether or not there is an event."""
+        """Return when anything was received, when woken, or after ``timeout`` seconds, whether or not there is an event.
+
+        Raises:
+            PublisherUnavailable: the stream has ended. It is made again at once, and brings again what was not taken.
+            SubscriberError: as :meth:`wait`.
+        """
+        try:
+            self.check()
+        except PublisherUnavailable:
+            raise
+        except SubscriberError:
+            if not self._queue:
+                raise
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._activity.wait()

@@ -421,7 +421,7 @@ class TableSynchronization:
         return True
 
     async def _apply_batch(self, receiver: Receiver, tracker: FlushTracker) -> None:
-        batch, held = await collect(receiver, self._run.settings, self._gate)
+        batch, held = await collect(receiver, self._run.settings, self._gate, most=self._run.apply_rate.at_once)
         try:
             await self._sink.apply(batch)
             crash_points.reached("copy.batch_applied")

@@ -169,14 +169,16 @@ def test_limit_of_the_rate_follows_each_transaction_and_can_be_changed() -> None
             # the publisher hears of the position meanwhile
             assert (setup.rows, setup.stream.last.flush) == (["1"], 108)
             await asyncio.sleep(1)
+            assert setup.rows == ["1", "2"]
+            await asyncio.sleep(size)
             assert setup.rows == ["1", "2", "3"]
             setup.stream.give(transaction(4))
-            await asyncio.sleep(size)
+            await asyncio.sleep(size - 2)
             assert setup.rows == ["1", "2", "3"]
             setup.rate.limit = 0.0
             await asyncio.sleep(1.1)
             assert setup.rows == ["1", "2", "3", "4"]
-            assert setup.applied.times.phases["limit"] == pytest.approx(2 * size, abs=2)
+            assert setup.applied.times.phases["limit"] == pytest.approx(3 * size, abs=3)
             # a stop does not wait for the limit
             setup.rate.limit = 0.001
             setup.stream.give(transaction(5))
@@ -185,6 +187,56 @@ def test_limit_of_the_rate_follows_each_transaction_and_can_be_changed() -> None
             await asyncio.sleep(0)
             await asyncio.sleep(0.1)
             assert task.done()
+
+    run(work())
+
+
+def test_waiting_transactions_are_not_put_together_beyond_the_limit() -> None:
+    async def work() -> None:
+        async with running_worker() as (setup, _):
+            setup.stream.give(transaction(1))
+            await asyncio.sleep(0.1)
+            setup.rate.limit = setup.sink.batches[0].transactions[0].size * 2.0
+            setup.stream.give([frame for xid in range(2, 12) for frame in transaction(xid)])
+            await asyncio.sleep(2.5)
+            assert len(setup.rows) == 7
+            await asyncio.sleep(2)
+            assert len(setup.rows) == 11
+            assert [len(batch.transactions) for batch in setup.sink.batches] == [1, 2, 2, 2, 2, 2]
+
+    run(work())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_ends_a_prepared_transaction_does_not_wait_for_the_limit(ends: bool) -> None:
+    async def work() -> None:
+        async with running_worker(two_phase=TwoPhaseState.ENABLED) as (setup, _):
+            setup.rate.limit = 0.001
+            end = CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1") if ends else RollbackPrepared(0, Lsn(158), Lsn(408), 0, 0, 1, "gid1")
+            setup.stream.give([*prepared(1), xlog(end, 408), *transaction(5)])
+            await asyncio.sleep(2)
+            # its locks are held until then
+            assert setup.rows == (["1"] if ends else [])
+            assert setup.tracker.applied == 408
+
+    run(work())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_lost_stream_is_noticed_while_the_limit_holds_up(waits: bool) -> None:
+    async def work() -> None:
+        async with running_worker() as (setup, task):
+            setup.rate.limit = 0.001
+            setup.stream.give(transaction(1))
+            await asyncio.sleep(0.1)
+            if waits:
+                setup.stream.give(transaction(2))
+                await asyncio.sleep(0.1)
+            setup.stream.fail(PublisherUnavailable("lost"))
+            await asyncio.sleep(2)
+            assert setup.rows == ["1"]
+            with pytest.raises(PublisherUnavailable, match="lost"):
+                task.result()
 
     run(work())
 
