@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from subscriber.printable import printable
+
 if TYPE_CHECKING:
     from subscriber.cli.http.site import Site
 
@@ -22,7 +24,8 @@ __all__ = ["ENDPOINT", "exported"]
 _log = logging.getLogger(__name__)
 
 ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
-_ENDPOINTS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_OF_METRICS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
+_OF_TRACES: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
 
 
@@ -34,7 +37,8 @@ def exported(site: Site, *, served: bool) -> Iterator[None]:
         site: has the metrics.
         served: whether a server runs :meth:`~subscriber.cli.http.site.Site.work`.
     """
-    if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    metrics, traces = (any(map(os.environ.get, names)) for names in (_OF_METRICS, _OF_TRACES))
+    if not (metrics or traces) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield
         return
     missing = [package for package in _PACKAGES if not _is_installed(package)]
@@ -44,7 +48,14 @@ def exported(site: Site, *, served: bool) -> Iterator[None]:
         return
     from subscriber.cli.telemetry_export import Telemetry  # noqa: PLC0415 -- it needs these packages
 
-    telemetry = Telemetry(site.collector)
+    try:
+        telemetry = Telemetry.from_environment(site.collector, metrics=metrics, traces=traces)
+    except Exception as error:  # noqa: BLE001 -- whatever the SDK raises about a variable must not hold up replication
+        _log.warning(
+            "nothing is exported to OpenTelemetry: %s (hint: correct the OTEL variables)", printable(str(error)) or type(error).__name__
+        )
+        yield
+        return
     with contextlib.nullcontext() if served else _working(site.work), telemetry.watching():
         try:
             yield

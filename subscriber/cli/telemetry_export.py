@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -22,7 +22,7 @@ from opentelemetry.sdk.metrics.export import MetricExporter, MetricExportResult,
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.trace import SpanKind, set_span_in_context
+from opentelemetry.trace import NoOpTracerProvider, SpanKind, set_span_in_context
 
 from subscriber import __version__
 from subscriber.apply.apply_times import BUCKETS
@@ -51,18 +51,18 @@ class Telemetry:
 
     Args:
         collector: of the metrics for Prometheus.
-        reader: of the metrics; None: the exporter that the environment describes.
-        processor: of the spans; None: likewise.
+        reader: of the metrics; None: they are not exported.
+        processor: of the spans; None: there are none.
     """
 
-    def __init__(self, collector: Collector, reader: MetricReader | None = None, processor: SpanProcessor | None = None) -> None:
-        # what it would log about a collector that does not answer is told once, below
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    def __init__(self, collector: Collector, reader: MetricReader | None, processor: SpanProcessor | None) -> None:
         resource = Resource.create({"service.name": "subscriber", "service.version": __version__})
-        self._meters = MeterProvider([reader or PeriodicExportingMetricReader(_Metrics())], resource=resource)
-        self._tracers = TracerProvider(resource=resource)
-        self._tracers.add_span_processor(processor or BatchSpanProcessor(_Spans()))
-        self._tracer = self._tracers.get_tracer("subscriber", __version__)
+        # close ends them: at the exit of Python they would wait for a collector that does not answer
+        self._meters = MeterProvider([] if reader is None else [reader], resource=resource, shutdown_on_exit=False)
+        self._tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        if processor is not None:
+            self._tracers.add_span_processor(processor)
+        self._tracer = (NoOpTracerProvider() if processor is None else self._tracers).get_tracer("subscriber", __version__)
         self._collector = collector
         self._lock = threading.Lock()
         self._collected: Mapping[str, Metric] = {}
@@ -75,6 +75,23 @@ class Telemetry:
                 meter.create_observable_counter(f"{family.name}_total", [observe], description=family.documentation)
             elif family.type == "gauge":
                 meter.create_observable_gauge(family.name, [observe], description=family.documentation)
+
+    @classmethod
+    def from_environment(cls, collector: Collector, *, metrics: bool, traces: bool) -> Self:
+        """Export as the variables of the SDK say.
+
+        Args:
+            collector: of the metrics for Prometheus.
+            metrics: whether to export metrics.
+            traces: whether to export traces.
+
+        Raises:
+            Exception: the SDK refuses a variable.
+        """
+        # what it would log about a collector that does not answer is told once, below
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        processor = BatchSpanProcessor(_Spans()) if traces else None
+        return cls(collector, PeriodicExportingMetricReader(_Metrics()) if metrics else None, processor)
 
     def _families(self) -> Mapping[str, Metric]:
         with self._lock:

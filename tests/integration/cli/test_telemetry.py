@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pytest
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
@@ -22,7 +24,7 @@ from subscriber.cli.telemetry import ENDPOINT
 from subscriber.cli.telemetry_export import Telemetry
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import until
-from tests.support.program import running
+from tests.support.program import Program, running
 from tests.support.replica import subscription_of
 
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text)"
@@ -75,6 +77,7 @@ async def test_metrics_and_a_trace_for_each_batch(publisher18_db: Database, targ
     order = [found[phase].start_time or 0 for phase in ("receive", "decode", "apply", "commit")]
     assert order == sorted(order)
     # all metrics of Prometheus with a value, and no other
+    telemetry._collected_at = -1e9  # the values are up to a second old
     expected = {sample.name for family in site.collector.collect() if family.type != "histogram" for sample in family.samples}
     metrics = named(reader.get_metrics_data())
     assert metrics.keys() == expected | {"subscriber_commit_to_durable_seconds"}
@@ -112,18 +115,25 @@ def collector() -> Iterator[tuple[str, list[str]]]:
     server.server_close()
 
 
+@contextlib.contextmanager
+def replicating(publisher: Database, target: Database, env: Mapping[str, str]) -> Iterator[Program]:
+    """``subscriber run`` that has applied a change."""
+    for database in (publisher, target):
+        database.execute(TABLES)
+    publisher.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
+    arguments = (f"--connection={publisher.dsn}", "--publication=pub", f"--target={target.dsn}", f"--name=s_{publisher.name}")
+    with running("run", *arguments, env=env) as program:
+        target.wait("SELECT count(*) FROM t", 1)
+        publisher.execute("INSERT INTO t VALUES (2, 'b')")
+        target.wait("SELECT count(*) FROM t", 2)
+        yield program
+
+
 @pytest.mark.parametrize("answers", [True, False])
 def test_program(publisher18_db: Database, target_db: Database, collector: tuple[str, list[str]], answers: bool) -> None:
-    for database in (publisher18_db, target_db):
-        database.execute(TABLES)
-    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t; INSERT INTO t VALUES (1, 'a')")
     endpoint, posted = collector
     env = {ENDPOINT: endpoint if answers else "http://127.0.0.1:9", "OTEL_METRIC_EXPORT_INTERVAL": "200", "OTEL_BSP_SCHEDULE_DELAY": "100"}
-    arguments = (f"--connection={publisher18_db.dsn}", "--publication=pub", f"--target={target_db.dsn}", f"--name=s_{publisher18_db.name}")
-    with running("run", *arguments, env=env) as program:
-        target_db.wait("SELECT count(*) FROM t", 1)
-        publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
-        target_db.wait("SELECT count(*) FROM t", 2)
+    with replicating(publisher18_db, target_db, env) as program:
         if answers:
             deadline = time.monotonic() + WAIT_SECONDS
             while {*posted} != {"/v1/metrics", "/v1/traces"}:
@@ -137,6 +147,36 @@ def test_program(publisher18_db: Database, target_db: Database, collector: tuple
     assert done.seconds < 8
     assert "Traceback" not in done.errors
     assert ("OpenTelemetry" in done.errors) is not answers
+
+
+def test_collector_that_accepts_and_never_answers(publisher18_db: Database, target_db: Database) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        env = {ENDPOINT: f"http://127.0.0.1:{silent.getsockname()[1]}", "OTEL_METRIC_EXPORT_INTERVAL": "200"}
+        with replicating(publisher18_db, target_db, env) as program:
+            program.send(signal.SIGTERM)
+            done = program.ended()
+    assert done.status == 0
+    # by itself the SDK waits for 15 s and more
+    assert done.seconds < 8
+    assert "Traceback" not in done.errors
+
+
+def test_only_what_has_an_endpoint_is_exported(publisher18_db: Database, target_db: Database, collector: tuple[str, list[str]]) -> None:
+    endpoint, posted = collector
+    env = {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": f"{endpoint}/own", "OTEL_METRIC_EXPORT_INTERVAL": "200", "OTEL_BSP_SCHEDULE_DELAY": "100"}
+    with replicating(publisher18_db, target_db, env) as program:
+        program.send(signal.SIGTERM)
+        done = program.ended()
+    assert (done.status, "OpenTelemetry" in done.errors, {*posted}) == (0, False, {"/own"})
+
+
+def test_variable_that_the_sdk_refuses(publisher18_db: Database, target_db: Database) -> None:
+    with replicating(publisher18_db, target_db, {ENDPOINT: "http://127.0.0.1:9", "OTEL_BSP_MAX_QUEUE_SIZE": "-1"}) as program:
+        program.send(signal.SIGTERM)
+        done = program.ended()
+    assert done.status == 0
+    assert "nothing is exported to OpenTelemetry: max_queue_size must be a positive integer" in done.errors
+    assert "Traceback" not in done.errors
 
 
 def test_nothing_is_imported_without_an_endpoint() -> None:
