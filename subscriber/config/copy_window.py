@@ -52,9 +52,12 @@ class CopyWindow:
             )
         zone = match[5] or "UTC"
         try:
-            ZoneInfo(zone)
+            _zone(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ConfigurationError(f'time zone "{zone}" of parameter "{name}" is not known', hint=hint) from None
+            raise ConfigurationError(
+                f'time zone "{zone}" of parameter "{name}" is not known',
+                hint=f"{hint}; a system without zones gets them by: pip install tzdata",
+            ) from None
         return cls(begin, end, zone)
 
     def __str__(self) -> str:
@@ -63,7 +66,7 @@ class CopyWindow:
     @property
     def _zone(self) -> tzinfo:
         try:
-            return ZoneInfo(self.zone)
+            return _zone(self.zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             return UTC  # it was known where it was given
 
@@ -79,7 +82,14 @@ class CopyWindow:
         if inside:
             return None
         day = local.date() if clock < self.begin else local.date() + timedelta(days=1)
-        return datetime.combine(day, self.begin, local.tzinfo).timestamp()
+        opens = datetime.combine(day, self.begin, local.tzinfo)
+        # in the hour that the clock shows twice, it may be the second time
+        return opens.timestamp() if opens.timestamp() > now else opens.replace(fold=1).timestamp()
+
+
+def _zone(name: str) -> tzinfo:
+    # UTC needs no database of time zones, which small containers lack
+    return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def _parse(name: str, text: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from typing import NoReturn
+from zoneinfo import ZoneInfoNotFoundError
 
 import pytest
 
@@ -63,6 +65,7 @@ def seconds(text: str) -> float:
         ("02:30-05:00 Europe/Paris", "2026-03-29T01:30Z", None),
         ("02:30-05:00 Europe/Paris", "2026-10-25T00:10Z", "2026-10-25T00:30Z"),
         ("22:00-06:00 Europe/Paris", "2026-10-25T04:30Z", None),
+        ("02:30-05:00 Europe/Paris", "2026-10-25T01:10Z", "2026-10-25T01:30Z"),
     ],
 )
 def test_window(window: str, now: str, opens: str | None) -> None:
@@ -70,6 +73,19 @@ def test_window(window: str, now: str, opens: str | None) -> None:
     assert known is not None
     assert known.opens(seconds(now)) == (None if opens is None else seconds(opens))
     assert CopyWindow.parse("copy_window", str(known)) == known
+
+
+def test_utc_needs_no_database_of_time_zones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(key: str) -> NoReturn:
+        raise ZoneInfoNotFoundError(key)
+
+    monkeypatch.setattr("subscriber.config.copy_window.ZoneInfo", missing)
+    known = SubscriptionOptions(copy_window="22:00-06:00").window
+    assert known is not None
+    assert known.opens(seconds("2026-01-10T21:59Z")) == seconds("2026-01-10T22:00Z")
+    with pytest.raises(ConfigurationError, match="Europe/Paris") as caught:
+        SubscriptionOptions(copy_window="22:00-06:00 Europe/Paris")
+    assert "pip install tzdata" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
