@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from subscriber.apply.progress import CopyProgress
@@ -80,7 +81,7 @@ class Service:
         self._stop = False
         self._noted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: set[str] = set()
+        self._held = Counter[str]()
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -107,15 +108,16 @@ class Service:
     def held(self, name: str) -> Iterator[None]:
         """Stop a subscription of the file, and start it again at the end of the block. Any thread may do this while :meth:`run` runs."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", self._held.add)
+        self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", 1)
         try:
             yield
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the program has ended
-                self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", self._held.discard)
+                self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", -1)
 
-    def _hold(self, key: str, act: Callable[[str], None]) -> None:
-        act(key)
+    def _hold(self, key: str, more: int) -> None:
+        # several may hold it at once
+        self._held[key] += more
         self._ended.pop(key, None)
         self._noted.set()
 
@@ -190,13 +192,13 @@ class Service:
                 del self._workers[key]
                 if not worker.stopping.is_set():
                     self._ended[key] = worker.unit
-            elif unit is None or unit.essence != worker.unit.essence or key in self._held:
+            elif unit is None or unit.essence != worker.unit.essence or self._held[key]:
                 worker.stop()
             elif isinstance(worker.subject, Subscription) and unit.options is not None:
                 worker.subject.set_limits(unit.options)
         for key, unit in self._wanted.items():
             ended = self._ended.get(key)
-            if key in self._workers or key in self._held or (ended is not None and ended.essence == unit.essence):
+            if key in self._workers or self._held[key] or (ended is not None and ended.essence == unit.essence):
                 continue
             worker = self._workers[key] = _Worker(unit, self._make(unit))
             worker.task = group.create_task(self._keep(key, worker), name=key)

@@ -125,7 +125,7 @@ class Actions:
         if not _from_this_page(request.headers):
             return web.json_response({"error": "the request came from another site"}, status=403)
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._token.encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), self._token.encode()):
             await asyncio.sleep(_WRONG_SECONDS)
             return web.json_response({"error": "the token is wrong"}, status=401)
         try:

@@ -121,6 +121,7 @@ def _refused_requests(port: int, name: str) -> None:
     assert ask(port, "/api/action")[0] == 405
     assert ask(port, "/api/action", action, Content_Type="application/json")[0] == 401
     assert ask(port, "/api/action", action, **{**right, "Authorization": "Bearer wrong"})[0] == 401
+    assert ask(port, "/api/action", action, **{**right, "Authorization": "Bearer \xff"})[0] == 401
     assert ask(port, "/api/action", action, **{**right, "Content_Type": "text/plain"})[0] == 403
     assert ask(port, "/api/action", action, **right, Origin="https://evil.example")[0] == 403
     assert ask(port, "/api/action", action, **right, Sec_Fetch_Site="cross-site")[0] == 403
