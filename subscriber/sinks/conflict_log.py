@@ -14,7 +14,7 @@ from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 
-__all__ = ["COLUMNS", "LoggedConflict", "Retention", "other_columns"]
+__all__ = ["COLUMNS", "MOST", "LoggedConflict", "Retention", "other_columns"]
 
 COLUMNS: Final = (
     "logged_at",
@@ -33,6 +33,8 @@ COLUMNS: Final = (
 )
 """The columns of the table, in their order."""
 
+MOST: Final = 10_000
+"""The number of conflicts that wait until they are written."""
 _SECONDS: Final = 60.0
 _ROWS: Final = 1000
 

@@ -7,18 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, DateTime, Index, MetaData, String, Table, Text, delete, insert, inspect, select
+from sqlalchemy import BigInteger, Boolean, Column, DateTime, Index, MetaData, String, Table, Text, delete, insert, inspect, select, text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from subscriber.catalog.store import CATALOG_KEY
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.sinks.conflict_log import COLUMNS, LoggedConflict, Retention, other_columns
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.session.database import Database
+from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 
 __all__ = ["ConflictLog", "as_json"]
@@ -38,6 +39,7 @@ _TYPES: Final[Mapping[str, Any]] = {
     "local_row": _JSON,
     "remote_row": _JSON,
 }
+_ENGINE: Final = text("SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name")
 _SINCE: Final = datetime(2000, 1, 1)  # noqa: DTZ001 -- all times are in UTC
 
 
@@ -74,7 +76,17 @@ class ConflictLog:
         wrong = [] if found is None else sorted({*COLUMNS} ^ {*found})
         quote = connection.dialect.identifier_preparer.quote
         rename = f"ALTER TABLE {quote(self._table.name)} RENAME TO {quote(f'{self._table.name}_other')}"
-        return other_columns(str(self._table.name), wrong, rename) if wrong else None
+        if wrong:
+            return other_columns(self.name, wrong, rename)
+        if found is not None and connection.dialect.name in {"mysql", "mariadb"}:
+            engine = str((await connection.execute(_ENGINE, {"name": self.name})).scalar() or "").lower()
+            if engine != "innodb":
+                # a row would stay there if its transaction is rolled back
+                return ConfigurationError(
+                    f'table "{self.name}" of the target, the log of conflicts, has storage engine {engine}, which has no transactions',
+                    hint=f"ALTER TABLE {quote(self._table.name)} ENGINE = InnoDB",
+                )
+        return None
 
     async def open(self, database: Database, subscription: str) -> None:
         """Create the table if it does not exist.
@@ -105,6 +117,14 @@ class ConflictLog:
         Raises:
             TargetError: or a subclass.
         """
+        try:
+            with translated():
+                await self._write(connection, conflicts)
+        except TargetError as error:
+            error.add_note(f'while writing into table "{self.name}" of the target, the log of conflicts')
+            raise
+
+    async def _write(self, connection: AsyncConnection, conflicts: Sequence[LoggedConflict]) -> None:
         now, log = datetime.now(UTC).replace(tzinfo=None), self._table.c
         if most := self._retention.most(len(conflicts)):
             old = (log.subscription == self._subscription, log.logged_at < now - timedelta(seconds=self._retention.seconds))
@@ -126,7 +146,7 @@ class ConflictLog:
             each.xid,
             None if each.lsn is None else str(each.lsn),
             None if each.commit_time is None else _SINCE + timedelta(microseconds=each.commit_time),
-            *(None if text is None else text.decode() for text in (each.key, each.local_row, each.remote_row)),
+            *(None if found is None else found.decode() for found in (each.key, each.local_row, each.remote_row)),
         )
         return dict(zip(COLUMNS, values, strict=True))
 

@@ -17,7 +17,7 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Delete, Insert, Message, Update
 from subscriber.sinks import conflict_log
 from subscriber.sinks.conflict_log import LoggedConflict
-from subscriber.sinks.postgres.apply import set_sender, transaction_sender
+from subscriber.sinks.postgres.apply import set_sender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.testing.server import EmbeddedServer
@@ -522,7 +522,7 @@ async def test_conflicts_of_a_large_transaction_do_not_wait_for_its_end(
 ) -> None:
     """Whatever the order of its changes is: the log takes their conflicts while it is applied, so they do not fill the memory."""
     monkeypatch.setattr(set_sender, "_LEAST", NEVER)
-    monkeypatch.setattr(transaction_sender, "_MOST_LOGGED", 100)
+    monkeypatch.setattr(conflict_log, "MOST", 100)
     waiting: list[int] = []
     send = ConflictLog.send
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.protocol.messages import Message
+from subscriber.sinks import conflict_log
+from subscriber.sinks.conflict_log import LoggedConflict
+from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.subscription.spec import require_rules
 from subscriber.testing.compliance import ComplianceTarget
@@ -197,6 +202,44 @@ async def test_log_of_conflicts(target: ComplianceTarget, request: pytest.Fixtur
         await feed.open()
     assert str(caught.value.hint).startswith("ALTER TABLE ")
     assert [finding.message for finding in await feed.sink.check((), two_phase=False)] == [str(caught.value)]
+
+
+async def test_log_of_conflicts_that_cannot_be_written(
+    target: ComplianceTarget, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conflict_log, "MOST", 3)
+    execute = target._execute if isinstance(target, SqliteTarget) else request.getfixturevalue("mariadb_db").execute
+    feed = Feed(target)
+    url = feed.sink._target  # type: ignore[attr-defined]
+    await feed.open()
+    await feed.create(T)
+    await feed.close()
+    feed.sink = SqlAlchemySink(url, options=SubscriptionOptions(conflict_log="public.conflicts"), settings=Settings(create_tables=False))
+    await feed.open()
+    written = list[int]()
+    write = ConflictLog.write
+
+    async def count(log: ConflictLog, connection: AsyncConnection, conflicts: Sequence[LoggedConflict]) -> None:
+        written.append(len(conflicts))
+        await write(log, connection, conflicts)
+
+    monkeypatch.setattr(ConflictLog, "write", count)
+    # few wait in memory
+    await feed.apply(T.relation, *(T.delete(number, None, None) for number in range(7)))
+    assert written == [3, 3, 1]
+    await asyncio.to_thread(execute, "DROP TABLE conflicts")
+    with pytest.raises(TargetError) as caught:
+        await feed.apply(T.delete(1, None, None))
+    assert 'while writing into table "conflicts" of the target, the log of conflicts' in caught.value.__notes__
+    await feed.close()
+    await feed.open()
+    await feed.apply(T.relation, T.delete(1, None, None))
+    await feed.close()
+    if not isinstance(target, SqliteTarget):
+        await asyncio.to_thread(execute, "ALTER TABLE conflicts ENGINE = MyISAM")
+        with pytest.raises(ConfigurationError, match="has storage engine myisam, which has no transactions") as refused:
+            await feed.open()
+        assert refused.value.hint == "ALTER TABLE `conflicts` ENGINE = InnoDB"
 
 
 def test_rules_that_a_sql_target_does_not_have(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from subscriber.interfaces import ColumnPlanner, RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_header
+from subscriber.sinks import conflict_log
 from subscriber.sinks.apply_counters import ChangeContext, describe
 from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
@@ -40,8 +41,6 @@ __all__ = ["TransactionSender"]
 _TURNS: Final = (Tag.INSERT, Tag.UPDATE, Tag.DELETE)
 _MOST_READ: Final = 4 * MOST_BYTES
 """The size of the changes whose values are in memory once more, in bytes, before they are sent form by form."""
-_MOST_LOGGED: Final = 10_000
-"""The number of conflicts that wait for their log."""
 
 
 class TransactionSender:
@@ -231,7 +230,7 @@ class TransactionSender:
         """Wait while too much is unanswered."""
         if self._pipeline.full:
             await self._pipeline.throttle()
-            if len(self._conflicts) >= _MOST_LOGGED:
+            if len(self._conflicts) >= conflict_log.MOST:
                 self.write_log()
 
     def write_log(self) -> None:

@@ -239,8 +239,7 @@ class Applier:
                 for transaction in transactions:
                     await runner.run(transaction)
                 await runner.flush()
-                if relations.log is not None and counted.resolved:
-                    await relations.log.write(connection, counted.resolved)
+                await runner.write_log()
                 crash_points.reached("sqlalchemy.changes_made")
                 if finish is not None:
                     await finish(connection)

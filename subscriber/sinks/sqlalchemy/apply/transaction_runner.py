@@ -19,6 +19,7 @@ from subscriber.errors import ApplyError, ProtocolError, TargetError
 from subscriber.interfaces import RelationGate, TableName
 from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Relation, Tag, Truncate, TruncateOption, Update
+from subscriber.sinks import conflict_log
 from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
 from subscriber.sinks.conflict_log import LoggedConflict
 from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, Run, Runs
@@ -325,6 +326,18 @@ class TransactionRunner:
                 as_json(new) if log.rows and statement.kind != "DELETE" else None,
             )
         )
+        if len(self._counted.resolved) >= conflict_log.MOST:
+            await self.write_log()
+
+    async def write_log(self) -> None:
+        """Write the conflicts that were noted into their log, if there is one.
+
+        Raises:
+            TargetError: or a subclass.
+        """
+        if self._relations.log is not None and self._counted.resolved:
+            await self._relations.log.write(self._connection, self._counted.resolved)
+            self._counted.resolved.clear()
 
     async def _make_together(self, run: Run[Form]) -> None:
         """Make changes by ``executemany``, or by bulk statements."""
