@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
@@ -79,6 +80,7 @@ class ServerThread:
         self._thread.join()
 
     async def _run(self) -> None:
+        logging.getLogger("aiohttp.server").addFilter(_is_ours)
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application(middlewares=[_answered], client_max_size=_LARGEST_BODY)
         registry = CollectorRegistry(auto_describe=False)
@@ -140,6 +142,11 @@ class ServerThread:
     async def _readyz(self, request: web.Request) -> web.Response:
         reasons = self._site.unready()
         return web.Response(status=503 if reasons else 200, text="".join(f"{reason}\n" for reason in reasons) or "ok\n")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether an error is one of this program. A client that does not speak HTTP is told so, and must not fill the log."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 async def _nothing() -> None:

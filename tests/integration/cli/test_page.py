@@ -37,6 +37,13 @@ def ask(port: int, path: str, body: Mapping[str, Any] | None = None, **headers: 
         connection.close()
 
 
+def ask_raw(port: int, request: bytes) -> bytes:
+    """The beginning of the answer."""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS) as connection:
+        connection.sendall(request)
+        return connection.recv(12, socket.MSG_WAITALL)
+
+
 def overview(port: int) -> dict[str, Any]:
     return dict(json.loads(ask(port, "/api/overview")[1]))
 
@@ -133,6 +140,8 @@ def _refused_requests(port: int, name: str) -> None:
 def _misbehaving_clients(port: int) -> None:
     """A hundred clients at once, and more connections that send or read nothing than the server keeps."""
     with ThreadPoolExecutor(100) as pool:
+        assert ask_raw(port, b"\x16\x03\x01\x02\x00\x01\x00") == b"HTTP/1.0 400"  # TLS
+        assert ask_raw(port, b"GET /?" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n") == b"HTTP/1.0 400"
         assert {status for status, _ in pool.map(lambda _: ask(port, "/api/overview"), range(300))} == {200}
     idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     try:
