@@ -101,8 +101,8 @@ def _seconds_until_round(applier: Applier, pace: Pace, look: float) -> float:
         return look
     applier.progress.held = pace.is_held(waiting, now)
     left = pace.begin_at(waiting) - now
-    if left <= 0 and waiting.size:
-        left = applier.room()
+    if left <= 0 and waiting.size and (room := applier.room()) > 0:
+        return min(room, look)
     # what arrives meanwhile makes the round larger, and it is due earlier then
     return min(left, max(left / 2, look))
 

@@ -3,7 +3,8 @@
 OPTIMIZE reads files of a table, writes new ones, and commits at its end. If a round has replaced a file meanwhile, or marked rows in it,
 OPTIMIZE has lost. With rounds every second it would lose each time. Nobody is told when it begins; but its files are in the table's
 directory before a commit names them. Then rounds wait until there is such a commit, or until a time limit. Each time that the limit passes
-without a commit, the next limit is twice as long. So a maintenance that is tried again wins after a few tries.
+without a commit, the next limit is twice as long. So a maintenance that is tried again wins after a few tries. A program that rewrites
+many tables one after another does not keep all rounds waiting: two minutes are the limit for all tables together.
 
 This needs the table's directory. In an object store, rounds do not wait.
 """
@@ -17,6 +18,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final
 
 from subscriber.errors import TargetError
@@ -39,7 +41,9 @@ class MaintenanceRoom:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._known: dict[str, set[str]] = {}
+        self._changed: dict[str, int] = {}  # when a directory has changed last
         self._waiting: dict[str, tuple[int, float]] = {}  # the table's version, and until when
+        self._since: float | None = None  # rounds wait
         self._lost = Counter[str]()
 
     def seconds(self, tables: Collection[DeltaReader]) -> float:
@@ -53,27 +57,49 @@ class MaintenanceRoom:
             if self._storage.root is not None and table.is_there:
                 with contextlib.suppress(TargetError):  # the round finds out which table it is of
                     self._look(table, now)
-        return max((until - now for _, until in self._waiting.values()), default=0.0)
+        if (left := max((until - now for _, until in self._waiting.values()), default=0.0)) <= 0:
+            self._since = None
+            return 0.0
+        self._since = now if self._since is None else self._since
+        if now >= self._since + _MOST_SECONDS:
+            self._since = None
+            self._lost.update(self._waiting.keys())
+            self._waiting.clear()
+            return 0.0
+        return min(left, self._since + _MOST_SECONDS - now)
 
     def _look(self, table: DeltaReader, now: float) -> None:
         directory = table.directory
-        there = self._files(directory)
-        new = there - self._known.get(directory, there)
-        self._known[directory] = there
+        new = self._new_files(directory)
         if directory in self._waiting:
             version, until = self._waiting[directory]
-            if self._storage.exists(f"{directory}/{LOG}/{version + 1:020d}.json"):
+            if self._is_followed(directory, version):
                 del self._waiting[directory], self._lost[directory]
             elif now >= until:
                 del self._waiting[directory]
                 self._lost[directory] += 1
-        elif new - {path.rpartition("/")[2] for path in table.table_files()}:
+        elif new - {path.rpartition("/")[2] for path in table.table_files()} and not self._is_followed(directory, table.version):
             limit = min(_FIRST_SECONDS * 2 ** self._lost[directory], _MOST_SECONDS)
             self._waiting[directory] = table.version, now + limit
             _log.info("rounds wait up to %.0f s for another program that rewrites files of Delta table %s", limit, table.uri)
 
-    def _files(self, directory: str) -> set[str]:
-        """The names of data files that are not ours."""
+    def _is_followed(self, directory: str, version: int) -> bool:
+        """Whether there is a commit after a version."""
+        return self._storage.exists(f"{directory}/{LOG}/{version + 1:020d}.json")
+
+    def _new_files(self, directory: str) -> set[str]:
+        """The names of data files that are not ours, and that were not there when it was looked last."""
         assert self._storage.root is not None
-        with self._storage.reading(directory), os.scandir(self._storage.root / directory) as entries:
+        path = self._storage.root / directory
+        with self._storage.reading(directory):
+            # a directory has as many files as rounds in the retention time
+            if self._changed.get(directory) == (changed := path.stat().st_mtime_ns):
+                return set()
+            there = self._files(path)
+        known, self._known[directory], self._changed[directory] = self._known.get(directory, there), there, changed
+        return there - known
+
+    @staticmethod
+    def _files(path: Path) -> set[str]:
+        with os.scandir(path) as entries:
             return {entry.name for entry in entries if entry.name.endswith(".parquet") and not _OURS.fullmatch(entry.name)}

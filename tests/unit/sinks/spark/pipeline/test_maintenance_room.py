@@ -6,19 +6,24 @@ import asyncio
 import random
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, WriterProperties
 from deltalake.exceptions import CommitFailedError
 
+from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.pipeline.applier import ApplierSettings
+from subscriber.sinks.spark.pipeline.apply_loop import _seconds_until_round
 from subscriber.sinks.spark.pipeline.maintenance_room import MaintenanceRoom
+from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, rows, start
 from tests.unit.sinks.spark.stream import begun, make, row
+from tests.unit.sinks.spark.tables.foreign_writer import OTHER
 
 TRIES = 6
 
@@ -48,6 +53,46 @@ async def test_rounds_wait_for_a_commit_or_for_twice_as_long_each_time(tmp_path:
     assert work.room() == 0.0
     (directory / "part-00000-next-c000.parquet").write_bytes(b"")
     assert work.room() == 10
+
+
+async def test_rounds_begin_soon_after_the_commit_that_they_waited_for(tmp_path: Path) -> None:
+    """The bug was that the next look was after half of the limit, up to a minute after the commit."""
+    sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
+    assert work.room() == 0.0
+    await land(sink, 300, Insert(5, row("2", "a")))
+    await sink.close()
+    (tmp_path / "tables/public/t/part-00000-new-c000.parquet").write_bytes(b"")
+    assert _seconds_until_round(work, Pace(0.0), 0.1) == 0.1
+
+
+async def test_nothing_waits_for_maintenance_that_has_ended(tmp_path: Path) -> None:
+    sink, work = await start(tmp_path, KEYED, *(Insert(5, row(str(number), "a")) for number in range(30)))
+    await sink.close()
+    directory = tmp_path / "tables/public/t"
+    assert work.room() == 0.0
+    assert DeltaTable(str(directory)).optimize.compact()["numFilesAdded"]
+    assert work.room() == 0.0
+
+
+async def test_maintenance_of_one_table_after_another_does_not_hold_rounds_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that a program that rewrites many tables held the rounds of all until it ended."""
+    relations = [replace(OTHER, relation_id=number, name=f"t{number}") for number in range(3)]
+    sink, work = await begun(make(tmp_path), tables=[TableName("public", one.name) for one in relations]), applier(tmp_path)
+    await land(sink, 200, *relations, *(Insert(number, row("1", "a")) for number in range(3)))
+    await sink.close()
+    all_rounds(work)
+    now, held = 0.0, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    assert work.room() == 0.0
+    for number in range(100):
+        (tmp_path / f"tables/public/t{number % 3}/part-00000-{number}-c000.parquet").write_bytes(b"")
+        if work.room() <= 0:
+            break
+        now = held = now + 6
+    assert 100 < held <= 130
+    assert work.room() <= 0, "it does not wait for the same files again"
 
 
 @pytest.mark.slow
