@@ -12,13 +12,25 @@ import pyarrow as pa
 
 from subscriber.errors import TargetError, TargetUnavailable, connection_hint
 
-__all__ = ["AccessDenied", "DamagedFile", "StorageFull", "UnsupportedValues", "arrow_errors", "os_errors", "store_error"]
+__all__ = [
+    "MORE_MEMORY",
+    "NO_MEMORY",
+    "AccessDenied",
+    "DamagedFile",
+    "StorageFull",
+    "UnsupportedValues",
+    "arrow_errors",
+    "os_errors",
+    "store_error",
+]
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _ROOM: Final = "make room, or run the applier: it removes landed files"
+NO_MEMORY: Final = "there is not enough memory"
+MORE_MEMORY: Final = "give this program more memory, or the executors if Spark applies"
 _FORBIDDEN: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _RIGHTS: Final = "give this user the right to read and write there"
-_OS_DENIED: Final = re.compile(rf"\(os error ({'|'.join(map(str, sorted(_FORBIDDEN)))})\)")
+_OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 """In errors of delta-rs about a local file system."""
 _STORE_CODES: Final = re.compile(r"AWS Error (\w+)|HTTP status (\d+)|<Code>(\w+)</Code>|Status\((\w+)|\b(40[13]|507) [A-Z]")
 """The codes in errors of pyarrow and delta-rs about object stores."""
@@ -62,8 +74,11 @@ def store_error(what: str, text: str) -> TargetError | None:
         what: names the file.
         text: the error of pyarrow or delta-rs.
     """
-    if (denied := _OS_DENIED.search(text)) is not None:
-        return AccessDenied(f"cannot read or write {what}: permission denied ({errno.errorcode[int(denied[1])]})", hint=_RIGHTS)
+    for number in map(int, _OS_ERROR.findall(text)):
+        if number in _FORBIDDEN:
+            return AccessDenied(f"cannot read or write {what}: permission denied ({errno.errorcode[number]})", hint=_RIGHTS)
+        if number in _FULL:
+            return StorageFull(f"cannot write {what}: no space left ({errno.errorcode[number]})", hint=_ROOM)
     if (skewed := _STORE_CLOCK.search(text)) is not None:
         return TargetError(
             f"cannot read or write {what}: the clock is wrong ({skewed[1] or skewed[2]})",
@@ -89,10 +104,12 @@ def arrow_errors(what: str) -> Iterator[None]:
     Arrow's text is left out, because it may contain values. So is the cause, because Spark shows causes.
 
     Raises:
-        UnsupportedValues: Arrow cannot convert, compare or store a type.
+        UnsupportedValues: Arrow cannot convert, compare or store a type, or lacks memory.
     """
     try:
         yield
+    except pa.ArrowMemoryError:
+        raise UnsupportedValues(f"{what}: {NO_MEMORY}", hint=MORE_MEMORY) from None
     except pa.ArrowException as error:
         raise UnsupportedValues(f"{what}: Arrow cannot compute with its columns ({type(error).__name__})", hint="report this") from None
 

@@ -189,11 +189,12 @@ class Applier:
                 self._publisher.read()  # another applier may have published, and removed landed files
                 raise
             except TableFailed as error:
-                directory = error.work.delta.directory
-                failures[directory] += 1
-                if failures[directory] >= _FAILURES and not self._planner.refuse(self._planner.failed(error)):
-                    raise
-                _log.info("the round is planned again: %s", error.one_line())
+                for failed in (error, *error.others):
+                    directory = failed.work.delta.directory
+                    failures[directory] += 1
+                    if failures[directory] >= _FAILURES and not self._planner.refuse(self._planner.failed(failed)):
+                        raise failed from failed.error
+                    _log.info("the round is planned again: %s", failed.one_line())
             except TableStopped as error:
                 if not self._planner.refuse(error):
                     raise
@@ -392,7 +393,8 @@ class Applier:
         except (CommitConflict, TableStopped):
             raise
         except TableFailed as failed:
-            self._planner.require_files(failed.work, failed.error)
+            for one in (failed, *failed.others):
+                self._planner.require_files(one.work, one.error)
             raise
         except TargetError as error:
             for work in works:

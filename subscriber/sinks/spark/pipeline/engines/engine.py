@@ -26,7 +26,7 @@ from subscriber import crash_points
 from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, StorageFull
+from subscriber.sinks.spark.files.file_errors import MORE_MEMORY, NO_MEMORY, AccessDenied, DamagedFile, StorageFull
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.merge_unit import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
@@ -112,12 +112,16 @@ class TableFailed(TargetError):
     Args:
         work: of the table.
         error: why.
+
+    Attributes:
+        others: those of other tables, in the same attempt.
     """
 
     def __init__(self, work: TableRound, error: TargetError) -> None:
         super().__init__(f"Delta table {work.delta.uri} could not be written: {error}", hint=error.hint)
         self.work = work
         self.error = error
+        self.others: Sequence[TableFailed] = ()
 
 
 @contextlib.contextmanager
@@ -174,7 +178,11 @@ class Engine(ABC):
         done = [[next(outcomes) for _ in of_table] for of_table in units]
         crash_points.reached("publishing.files_written")
         with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-            return _successes(list(pool.map(self._committed, works, done)))
+            committed = list(pool.map(self._committed, works, done))
+        failed = [outcome for outcome in committed if isinstance(outcome, TableFailed)]
+        for number, error in enumerate(failed):
+            error.others = (*failed[:number], *failed[number + 1 :])
+        return _successes(committed)
 
     def _committed(self, work: TableRound, outcomes: Sequence[UnitResult | SubscriberError]) -> TableResult | SubscriberError:
         began = time.monotonic()
@@ -248,6 +256,8 @@ def attempt(function: Callable[[Storage, _Item], _Result], storage: Storage, ite
         return function(storage, item)
     except SubscriberError as error:
         return error
+    except MemoryError:
+        return TargetError(NO_MEMORY, hint=MORE_MEMORY)
     except Exception as error:  # noqa: BLE001 -- it must not stop other tables
         frames = traceback.extract_tb(error.__traceback__)
         place = next(frame for frame in reversed(frames) if "subscriber" in Path(frame.filename).parts)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from subscriber.errors import TargetUnavailable
-from subscriber.sinks.spark.files.file_errors import AccessDenied, store_error
+from subscriber.sinks.spark.files.file_errors import AccessDenied, StorageFull, store_error
 from subscriber.sinks.spark.files.storage import Storage
 
 
@@ -103,6 +103,8 @@ def test_an_error_of_the_store_is_one() -> None:
         ("AWS Error ACCESS_DENIED during HeadObject operation: No response body.", "permission denied"),
         ("google::cloud::Status(PERMISSION_DENIED: Permanent error)", "permission denied"),
         ("Generic LocalFileSystem error: Unable to open file /a: Permission denied (os error 13)", "permission denied"),
+        ("Generic LocalFileSystem error: Unable to copy data to file /a: No space left on device (os error 28)", "no space left"),
+        ("Generic LocalFileSystem error: Unable to copy data to file /a: File too large (os error 27)", "no space left"),
         ("google::cloud::Status(RESOURCE_EXHAUSTED: too many requests)", None),
         ("Generic S3 error: PUT http://h/b/a: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", "the clock is wrong"),
         ("When reading key 'a' in bucket 'b': AWS Error REQUEST_TIME_TOO_SKEWED during GetObject operation: no", "the clock is wrong"),
@@ -118,6 +120,7 @@ def test_an_error_of_the_store_is_one() -> None:
 def test_permissions_space_and_wrong_clocks_are_named(text: str, words: str | None) -> None:
     found = store_error("s3://b/a", text)
     assert isinstance(found, AccessDenied) is (words == "permission denied")
+    assert isinstance(found, StorageFull) is (words == "no space left")
     assert not isinstance(found, TargetUnavailable)
     assert (found is None) is (words is None)
     assert words is None or f"s3://b/a: {words} (" in str(found)

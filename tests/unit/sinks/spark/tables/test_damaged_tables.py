@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,19 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from subscriber.errors import TargetError
-from subscriber.interfaces import TableEntry, TableState
+from subscriber.errors import SubscriberError, TargetError
+from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Insert, Update
+from subscriber.protocol.messages import Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
+from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
+from subscriber.sinks.spark.pipeline.applier import Applier
+from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -296,6 +299,8 @@ async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatc
         (pa.ArrowInvalid("12345 is out of range"), "Arrow cannot compute"),
         (TargetError("the unit failed", hint="12"), "/tables/public/t could not be written: the unit failed"),
         (KeyError("12345"), "unexpected KeyError in merge_unit.py, line "),
+        (pa.ArrowMemoryError("malloc of size 12345 failed"), "/tables/public/t: there is not enough memory"),
+        (MemoryError("12345"), "could not be written: there is not enough memory"),
     ],
 )
 async def test_error_of_a_unit_stops_its_table_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
@@ -317,6 +322,28 @@ async def test_error_of_a_unit_stops_its_table_alone(tmp_path: Path, monkeypatch
     monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     assert not all_rounds(work).stopped
     assert rows(tmp_path) == [(1, "c")]
+
+
+async def test_tables_that_fail_at_once_are_stopped_at_once(tmp_path: Path) -> None:
+    """The bug was that each of them took two more rounds, before anything was published."""
+    sink = await begun(make(tmp_path), tables=(TABLE, OTHER_NAME, TableName("public", "third")))
+    third = Relation(7, "public", "third", "d", OTHER.columns)
+    await land(sink, 200, KEYED, OTHER, third, *(Insert(number, row("1", "a")) for number in (5, 6, 7)))
+    await sink.close()
+    rounds: list[int] = []
+
+    class Failing(LocalEngine):
+        def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
+            rounds.append(len(units))
+            found = zip(units, super().run(units), strict=True)
+            return [done if unit.directory == "tables/public/third" else TargetError("no") for unit, done in found]
+
+    work = Applier(storage(tmp_path), Failing(storage(tmp_path)))
+    snapshot = all_rounds(work)
+    assert {*snapshot.stopped} == {TABLE, OTHER_NAME}
+    assert all("could not be written: no" in stop.error for stop in snapshot.stopped.values())
+    assert snapshot.lsn == 200
+    assert rounds == [3, 2]
 
 
 async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
