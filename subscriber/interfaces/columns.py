@@ -59,7 +59,7 @@ class ColumnPlan:
     Attributes:
         known: what to store as the known columns; None: nothing.
         dropped: columns that the publisher dropped. They lose NOT NULL, so that rows without them can be stored.
-        drop: these are dropped in the target as well.
+        drop: these are dropped in the target as well, unless another subscription writes the table.
         renamed: the new name by the old one.
         retyped: columns with other types.
         added: new columns.

@@ -107,5 +107,7 @@ def test_ends_at_each_step(publisher18_db: Database, other: OtherTarget, tmp_pat
     print(ends)
     assert set(ends) == set(POINTS[other.kind])
     columns = [name for (name,) in publisher18_db.fetch(COLUMNS)]
+    # dropped columns are gone
+    assert len(other.fetch("SELECT * FROM t LIMIT 1")[0]) == len(columns)
     for query in (f"SELECT {', '.join(columns)} FROM t ORDER BY id", "SELECT id, a, b, z FROM u ORDER BY id"):
         assert other.fetch(query) == publisher18_db.fetch(query)

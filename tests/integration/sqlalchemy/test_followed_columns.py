@@ -85,13 +85,15 @@ async def following(publisher: Database, target: OtherTarget, table: str = TABLE
 
 
 @asynccontextmanager
-async def again(publisher: Database, target: OtherTarget, settings: Any = FOLLOW) -> AsyncIterator[Follower]:
+async def again(
+    publisher: Database, target: OtherTarget, settings: Any = FOLLOW, *, name: str = "follow", **options: Any
+) -> AsyncIterator[Follower]:
     subscription = Subscription(
-        f"follow_{publisher.name}",
+        f"{name}_{publisher.name}",
         connection=publisher.conninfo(),
         publications=["pub"],
         target=target.url,
-        options=SubscriptionOptions(two_phase=False, streaming="on"),
+        options=SubscriptionOptions(two_phase=False, streaming="on", **options),
         settings=settings,
     )
     task = asyncio.create_task(subscription.run())
@@ -196,6 +198,13 @@ async def test_dropped_columns_are_dropped(publisher18_db: Database, other_targe
         await found.failed('column "z" of table "public.t" was dropped on the publisher', f"execute there: {statement}; or keep")
         await found.execute(statement)
         await found.same("a", failed=True)
+        assert await found.names() == ["a", "id", "own"]
+    # another subscription has the table
+    async with again(publisher18_db, other_target, DROP, name="other", copy_data=False) as found:
+        await found.caught_up()
+    async with again(publisher18_db, other_target, DROP) as found:
+        each(publisher18_db, "ALTER TABLE t DROP a; INSERT INTO t VALUES (108)")
+        await found.caught_up()
         assert await found.names() == ["a", "id", "own"]
 
 

@@ -148,6 +148,13 @@ async def test_dropped_columns_are_dropped(publisher18_db: Database, target_db: 
         await found.same("SELECT id, a, d FROM t ORDER BY id")
         target_db.execute("ALTER TABLE t DROP own")
         await found.same(COLUMNS)
+    # another subscription has the table
+    async with replica(publisher18_db, target_db, name="other", copy_data=False) as found:
+        await found.caught_up()
+    async with replica(publisher18_db, target_db, settings=DROP) as found:
+        publisher18_db.execute("ALTER TABLE t DROP a; INSERT INTO t VALUES (105)")
+        await found.same("SELECT id, d FROM t ORDER BY id")
+        assert target_db.value("SELECT count(a) FROM t WHERE id < 104") == 102
 
 
 async def test_types(publisher18_db: Database, target_db: Database) -> None:

@@ -46,6 +46,11 @@ _ROOT: Final = """
 SELECT n.nspname::text AS namespace, c.relname::text AS name, pg_catalog.current_setting('lock_timeout') AS timeout
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::int8::oid
 """
+_OTHERS: Final = """
+SELECT 1 FROM (SELECT $1::int8::oid AS relid UNION SELECT relid FROM pg_catalog.pg_partition_tree($1::int8::oid)) AS tree
+ WHERE EXISTS (SELECT 1 FROM subscriber.pg_subscription_rel AS s WHERE s.srrelid = tree.relid AND s.srsubid <> $2::int8::oid)
+    OR EXISTS (SELECT 1 FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid = tree.relid)
+"""
 _NEEDED_BY: Final = """
 SELECT DISTINCT CASE WHEN i.oid IS NOT NULL THEN pg_catalog.format('DROP INDEX %s', i.oid::pg_catalog.regclass)
                      WHEN n.oid IS NOT NULL THEN pg_catalog.format('ALTER TABLE %s DROP CONSTRAINT %I',
@@ -131,7 +136,11 @@ async def plan_columns(
                 known = KnownColumns.parse(row["srcolumns"])
     if known is not None and known.relation_id != relation.relation_id:
         known = None
-    return table, await planner(relation, final_lsn, known)
+    plan = await planner(relation, final_lsn, known)
+    if plan.drop and plan.dropped and await queries.fetch(_OTHERS, table.tree, relations.subscription):
+        # another subscription may still have values for it
+        plan = replace(plan, drop=False)
+    return table, plan
 
 
 async def alteration(table: TargetTable, changes: Sequence[ColumnChange], pipeline: Pipeline) -> tuple[list[Statement], list[Statement]]:

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Table, inspect, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeEngine
 
+from subscriber.catalog.model import PG_SUBSCRIPTION_REL
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import ConflictRules, SchemaChange, Settings
 from subscriber.errors import RelationError, TargetError
@@ -121,6 +122,10 @@ class RelationMap(DescribedRelations):
         if known is None or known.relation_id != relation.relation_id:
             return
         plan = await self._planner(relation, final_lsn, known)
+        if plan.drop and plan.dropped:
+            found = await rows.rows.select(PG_SUBSCRIPTION_REL, {"srnspname": name.namespace, "srrelname": name.name})
+            # another subscription may still have values for it
+            plan = replace(plan, drop=all(row["srsubid"] == rows.oid for row in found))
         table = await reflect(connection, name)
         if plan.known is None or table is None:
             return
