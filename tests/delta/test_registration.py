@@ -316,17 +316,25 @@ async def test_lake_with_many_tables_has_views_of_their_own_versions(
         await sink.apply(batch(transaction(400, wider, Insert(5, row("3", "30", "x")))))
         found.register(all_rounds(work))
         assert replaced[2:] == ["public_l"], "a view is replaced only if its table has changed"
+        with monkeypatch.context() as few:
+            few.setattr(registration_module, "_SHARED_TABLES", 50)
+            await sink.apply(batch(transaction(401, Insert(6, row("2", "20")))))
+            found.register(all_rounds(work))
+            assert "more" in delta.table(f"{schema}.public_l").columns, "also the column that came meanwhile"
+        await sink.apply(batch(transaction(402, Insert(6, row("3", "30")))))
+        found.register(all_rounds(work))
         assert delta.sql(f"SELECT id, more FROM {schema}.public_l ORDER BY id").collect() == [(1, None), (2, None), (3, "x")]
-        # another applier finds what is registered
+        # another applier finds what is registered, and leaves views that are a user's
+        delta.sql(f"CREATE VIEW {schema}.theirs AS SELECT * FROM delta.`{tmp_path}/tables/public/l` VERSION AS OF 1")
         await sink.remove_table(RIGHT_NAME)
         await sink.advance(Lsn(410))
         await sink.close()
         snapshot = all_rounds(work)
         monkeypatch.setattr(registration_module, "_SHARED_TABLES", 0)
         registration(delta, tmp_path, schema).register(snapshot)
-        assert {table.name for table in delta.catalog.listTables(schema)} == {"public_l", "public_l_latest"}
+        assert {table.name for table in delta.catalog.listTables(schema)} == {"public_l", "public_l_latest", "theirs"}
         # and all at once when the tables are few again
         monkeypatch.setattr(registration_module, "_SHARED_TABLES", 50)
         registration(delta, tmp_path, schema).register(snapshot)
-        assert {table.name for table in delta.catalog.listTables(schema)} == {"published_snapshot", "public_l", "public_l_latest"}
+        assert {table.name for table in delta.catalog.listTables(schema)} == {"published_snapshot", "public_l", "public_l_latest", "theirs"}
         assert delta.table(f"{schema}.public_l").count() == 3

@@ -219,7 +219,9 @@ class CatalogRegistration:
             if is_shared := 0 < len(names) <= _SHARED_TABLES:
                 views = self._share(snapshot, names, sources)
             else:
-                views = {names[name]: f"SELECT * FROM {source}" for name, source in sources.items()}  # noqa: S608 -- quoted
+                self._columns = {}
+                # named as the view, so that a later applier knows it from a view of a user
+                views = {names[name]: f"SELECT * FROM {source} AS {quoted_name(names[name])}" for name, source in sources.items()}  # noqa: S608 -- quoted
             list(pool.map(lambda view: self._replace(view, views[view]), [view for view in views if self._views.get(view) != views[view]]))
         # catalogs have names in small letters
         present = {name.lower() for name in names.values()}
@@ -255,7 +257,12 @@ class CatalogRegistration:
         ours = {name: f" FROM {self._of(VIEW)} WHERE name = {quoted_text(name)}".lower() for name in names}
         place = quoted_name(hadoop_uri(DeltaReader(self._storage, "tables").uri))[:-1]
         own = f"SELECT * FROM delta.{place}/".lower()  # noqa: S608 -- only compared
-        return {name for name in names if (text := self._text_of(name).lower()).endswith(ours[name]) or text.startswith(own)}
+        texts = {name: self._text_of(name).lower() for name in names}
+        return {
+            name
+            for name, text in texts.items()
+            if text.endswith(ours[name]) or (text.startswith(own) and text.endswith(f" as {quoted_name(name)}".lower()))
+        }
 
     def _text_of(self, view: str) -> str:
         described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
