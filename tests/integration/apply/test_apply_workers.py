@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ import pytest
 from subscriber import crash_points
 from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import Batch
+from subscriber.sinks.postgres.apply.applier import Applier
+from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel import group, groups
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 from subscriber.sinks.postgres.parallel.keys import GroupKeys
 from subscriber.sinks.postgres.parallel.pace import Pace
+from subscriber.transaction.model import Transaction
 from tests.support.database import Database
 from tests.support.observation import all_ready, until
 from tests.support.prefixes import History, Reader
@@ -222,6 +226,12 @@ TABLES = "CREATE TABLE t (id int PRIMARY KEY, u int UNIQUE, v text); CREATE TABL
 ROWS = "SELECT id, u, v FROM t ORDER BY id"
 
 
+TRIGGER = """
+CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.v := (SELECT count(*) FROM public.t); RETURN NEW; END $$;
+CREATE TRIGGER note BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION note(); ALTER TABLE t ENABLE ALWAYS TRIGGER note
+"""
+
+
 def make(publisher: Database, target: Database) -> None:
     for database in (publisher, target):
         database.execute(f"{TABLES}; INSERT INTO hits VALUES (1, 0)")
@@ -303,6 +313,40 @@ async def test_whatever_comes_between(publisher18_db: Database, target_db: Datab
         assert (statistics.confl_update_missing, statistics.truncates) == (0, 1)
     assert counts.committed
     assert not counts.failed
+
+
+async def test_a_table_that_is_read_again_while_a_group_is_sent(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trigger that sees the order is new: the group that was begun without it is applied in its turn."""
+    make(publisher18_db, target_db)
+    send, apply_group, begun, made = GroupAttempt._run, Applier.apply_group, asyncio.Event(), asyncio.Event()
+
+    class Sender(TransactionSender):
+        async def send(self, transactions: Iterable[Transaction]) -> None:
+            if not begun.is_set():
+                begun.set()
+                target_db.execute(TRIGGER)
+                self._relations.forget_targets()
+            await super().send(transactions)
+
+    async def run(self: GroupAttempt) -> None:
+        await send(self)
+        made.set()
+
+    async def in_its_turn(self: Applier, *arguments: Any) -> None:
+        if begun.is_set():
+            await made.wait()
+        await apply_group(self, *arguments)
+
+    monkeypatch.setattr(group, "TransactionSender", Sender)
+    monkeypatch.setattr(GroupAttempt, "_run", run)
+    monkeypatch.setattr(Applier, "apply_group", in_its_turn)
+    write = partial(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x')", 200)
+    settings = replace(WORKERS, apply_workers=2)
+    async with behind(publisher18_db, target_db, write, settings=settings, copy_data=False) as found:
+        await found.same("SELECT count(*) FROM t")
+    assert target_db.fetch("SELECT id, v FROM t WHERE v NOT IN ('x', (id - 1)::text)") == []
 
 
 async def test_too_few_connections(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture, counts: Counts) -> None:

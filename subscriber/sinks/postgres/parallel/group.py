@@ -104,11 +104,9 @@ class GroupAttempt:
             await self.roll_back()
 
     async def _send(self, pipeline: Pipeline, *, late: bool) -> None:
-        relations = self._applier.relations
-        if any(relations.mapped(relation_id) is not mapping for relation_id, mapping in self._mappings.items()):
-            raise TargetError(_READ_AGAIN)
+        self._require_mappings()
         sender = TransactionSender(
-            relations,
+            self._applier.relations,
             pipeline,
             self._gate,
             self._applier.owner.origin,
@@ -119,7 +117,14 @@ class GroupAttempt:
         )
         await sender.send([self._part(transaction, late=late) for transaction in self._transactions] if self._late else self._transactions)
         sender.finish()
+        # the sender uses what was read again, but what is followed, and made early, was decided before
+        self._require_mappings()
         self._targets |= sender.targets
+
+    def _require_mappings(self) -> None:
+        mapped = self._applier.relations.mapped
+        if any(mapped(relation_id) is not mapping for relation_id, mapping in self._mappings.items()):
+            raise TargetError(_READ_AGAIN)
 
     def _part(self, transaction: Transaction, *, late: bool) -> Transaction:
         part = transaction.without_records()
