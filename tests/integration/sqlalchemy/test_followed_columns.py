@@ -12,6 +12,7 @@ import pytest
 
 from subscriber import Subscription, SubscriptionOptions, TargetUnavailable, crash_points
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.program import subscriber
 from tests.support.replica import QUICK
 from tests.support.sqlalchemy_targets import OtherTarget
 
@@ -74,9 +75,11 @@ class Follower:
 
 
 @asynccontextmanager
-async def following(publisher: Database, target: OtherTarget, table: str = TABLE, settings: Any = FOLLOW) -> AsyncIterator[Follower]:
+async def following(
+    publisher: Database, target: OtherTarget, table: str = TABLE, settings: Any = FOLLOW, *, published: str = "TABLE t"
+) -> AsyncIterator[Follower]:
     publisher.execute(table)
-    publisher.execute("INSERT INTO t SELECT i, i, 2 * i FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR TABLE t")
+    publisher.execute("INSERT INTO t SELECT i, i, 2 * i FROM generate_series(1, 100) AS i; CREATE PUBLICATION pub FOR " + published)
     async with again(publisher, target, settings) as found:
         await found.caught_up()
         if settings.schema_change == "follow":
@@ -281,6 +284,24 @@ async def test_what_the_target_has_is_not_made_again(publisher18_db: Database, o
         await found.failed('has another column "y"', "DROP COLUMN")
         await found.execute("ALTER TABLE t DROP COLUMN y")
         await found.same("x", "b", "y", failed=True)
+
+
+@BOTH
+@pytest.mark.parametrize("statement", ["ALTER TABLE t RENAME COLUMN b TO own", "ALTER TABLE t DROP COLUMN b"])
+async def test_a_column_that_is_lost(publisher18_db: Database, other_target: OtherTarget, statement: str) -> None:
+    """The bug was that the column was added, with NULL in all rows."""
+    async with following(publisher18_db, other_target, published="ALL TABLES") as found:
+        await found.execute(statement)
+        each(publisher18_db, "INSERT INTO t VALUES (101, 1, 2)")
+        await found.failed('column "b" of table "public.t" has been renamed or dropped in the target', "--resync public.t")
+        if "RENAME" in statement:
+            await found.execute("ALTER TABLE t RENAME COLUMN own TO b")
+            await found.same("a", "b", failed=True)
+            return
+    sides = (f"follow_{publisher18_db.name}", f"--target={other_target.url}")
+    assert (await asyncio.to_thread(subscriber, "alter", *sides, "--resync=public.t")).status == 0
+    async with again(publisher18_db, other_target) as found:
+        await found.same("a", "b")
 
 
 @ONLY_MARIADB

@@ -373,6 +373,17 @@ async def test_a_column_that_blocks(publisher18_db: Database, target_db: Databas
         await found.same(ROWS)
 
 
+@pytest.mark.parametrize("statement", ["ALTER TABLE t RENAME b TO own; ALTER TABLE t ALTER own TYPE text", "ALTER TABLE t DROP b"])
+async def test_a_column_that_is_lost(publisher18_db: Database, target_db: Database, statement: str) -> None:
+    """The bug was that the column was added, with NULL in all rows."""
+    async with following(publisher18_db, target_db) as found:
+        publisher18_db.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
+        target_db.execute(statement)
+        publisher18_db.execute("INSERT INTO t VALUES (101, 1, 2)")
+        await failed(found, 'column "b" of table "public.t" has been renamed or dropped in the target', "--resync public.t")
+        assert "b" not in [name for name, *_ in target_db.fetch(COLUMNS)]
+
+
 async def test_a_role_that_may_not_do_it(publisher18_db: Database, target_db: Database) -> None:
     with role(target_db, "LOGIN") as limited:
         for database in (publisher18_db, target_db):

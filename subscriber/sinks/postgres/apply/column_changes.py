@@ -226,10 +226,13 @@ def column_changes(table: TargetTable, plan: ColumnPlan, known: KnownColumns) ->
     now = {renamed.get(name, name): column for name, column in here.items()}
     before = {new: old for old, new in (plan.renamed or {}).items()}
     added_names = {added.name for added in plan.added}
+    recorded = {name for _, name in known.target}
     for name in (each.name for each in known.columns if each.name not in added_names):
         belongs, found = then.get(before.get(name, name)), now.get(name)
         if belongs is not None and found is not None and belongs is not found and found.number in older:
             raise _swapped(table, name, belongs.name)
+        if found is None and before.get(name, name) in recorded:
+            raise _lost(table, name)
     for change in plan.retyped:
         column = now.get(change.name)
         if column is None or column.type_name == change.new:
@@ -288,6 +291,14 @@ def _swapped(table: TargetTable, name: str, other: str) -> RelationError:
     return RelationError(
         f'column "{name}" of table "{table.name}" has been renamed to "{other}" in the target, where another column has its name now',
         hint=f"rename both back; or compare all rows with `subscriber alter NAME --resync {table.name}`",
+        sqlstate="55000",
+    )
+
+
+def _lost(table: TargetTable, name: str) -> RelationError:
+    return RelationError(
+        f'column "{name}" of table "{table.name}" has been renamed or dropped in the target',
+        hint=f"rename it back; or `subscriber alter NAME --resync {table.name}` adds the column and compares all rows",
         sqlstate="55000",
     )
 

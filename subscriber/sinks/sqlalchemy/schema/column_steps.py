@@ -161,6 +161,12 @@ def steps(
     new = {each.number: each.name for each in plan.known.columns}
     place = places(known, new, table)
     there = {str(column.name) for column in table.table.c}
+    if lost := [new[number] for number, _ in known.target if number in new and number not in place]:
+        raise RelationError(
+            f'column "{lost[0]}" of table "{name}" has been renamed or dropped in the target',
+            hint=f"rename it back; or `subscriber alter NAME --resync {name}` adds the column and compares all rows",
+            sqlstate="55000",
+        )
     known, stored = _with_places(known, place, there), known
     if set(known.target) != set(stored.target):
         yield Found(known)
