@@ -378,6 +378,10 @@ class ApplyStatistics:
     skipped_tables: set[str] = field(default_factory=set)
     tables: dict[TableName, int] = field(default_factory=dict)
     """Inserts, updates and deletes by table, where the sink counts them: PostgreSQL and SQLAlchemy do."""
+    table_bytes: dict[TableName, int] = field(default_factory=dict)
+    """Bytes of their messages, as the publisher sent them."""
+    copied_bytes: dict[TableName, int] = field(default_factory=dict)
+    """Bytes that the copy of each table has read."""
 
     def add(self, more: ApplyStatistics) -> None:
         """Add other counters to these."""
@@ -388,6 +392,8 @@ class ApplyStatistics:
         self.skipped_tables |= more.skipped_tables
         for name, changes in more.tables.items():
             self.tables[name] = self.tables.get(name, 0) + changes
+        for name, size in more.table_bytes.items():
+            self.table_bytes[name] = self.table_bytes.get(name, 0) + size
 
     @property
     def changes(self) -> int:

@@ -89,7 +89,9 @@ class Counted:
         """A copy, to restore the counters later."""
         found = type(self)()
         mine = self.statistics
-        found.statistics = replace(mine, skipped_tables=set(mine.skipped_tables), tables=dict(mine.tables))
+        found.statistics = replace(
+            mine, skipped_tables=set(mine.skipped_tables), tables=dict(mine.tables), table_bytes=dict(mine.table_bytes)
+        )
         found.conflicts = Counter(self.conflicts)
         found.explanations = dict(self.explanations)
         found.resolved = list(self.resolved)
@@ -122,6 +124,12 @@ class Counted:
             tables[table] = tables.get(table, 0) + (sent if kind == "INSERT" else found)
         if kind in _DONE and found < sent:
             self.conflict(kind, table, identity, "missing", f"Could not find the row to be {_DONE[kind]}", times=sent - found)
+
+    def sent(self, table: TableName | None, size: int) -> None:
+        """Count the bytes of the messages of a run."""
+        if table is not None:
+            sizes = self.statistics.table_bytes
+            sizes[table] = sizes.get(table, 0) + size
 
     def conflict(
         self,

@@ -193,7 +193,15 @@ def table_rows(status: Status, *, search: str, problems: bool, offset: int, limi
     wanted = search.casefold()
     rows = [_table(status, table) for table in status.tables if wanted in str(table).casefold()]
     rows += [
-        {"table": printable(str(table)), "state": "left out", "problem": printable(why), "changes": 0, "rows": None, "estimated_rows": None}
+        {
+            "table": printable(str(table)),
+            "state": "left out",
+            "problem": printable(why),
+            "changes": 0,
+            "bytes": 0,
+            "rows": None,
+            "estimated_rows": None,
+        }
         for table, why in status.left_out.items()
         if wanted in str(table).casefold()
     ]
@@ -212,6 +220,8 @@ def _table(status: Status, table: TableName) -> dict[str, Any]:
         "state": STATES[entry.state],
         "problem": printable(problem) if problem else None,
         "changes": status.statistics.tables.get(table, 0),
+        "bytes": status.statistics.table_bytes.get(table, 0),
+        "copied_bytes": status.statistics.copied_bytes.get(table, 0),
         "rows": copy and copy.rows,
         "estimated_rows": copy and copy.estimated_rows,
         "verified": verification and verification.verified_at,

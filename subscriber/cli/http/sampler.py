@@ -14,6 +14,7 @@ from typing import Final
 
 from subscriber.errors import SubscriberError
 from subscriber.interfaces import TableName
+from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
@@ -50,6 +51,21 @@ class Point:
 
 
 @dataclass(slots=True)
+class Largest:
+    """The largest counts by table, and the rest."""
+
+    _other: int = 0
+    _counted: dict[TableName, int] = field(default_factory=dict)
+
+    def of(self, tables: Mapping[TableName, int]) -> dict[str, int]:
+        """The largest ones. What the others gained since the last call is added to ``other``, which never shrinks."""
+        largest = dict(sorted(tables.items(), key=lambda each: -each[1])[:LARGEST])
+        self._other += sum(max(count - self._counted.get(table, 0), 0) for table, count in tables.items() if table not in largest)
+        self._counted = dict(tables)
+        return {**{printable(str(table)): count for table, count in largest.items()}, "other": self._other}
+
+
+@dataclass(slots=True)
 class Watched:
     """What is known about one subscription.
 
@@ -57,15 +73,16 @@ class Watched:
         slot: its slot; None: not known yet, or the publisher does not answer.
         slot_error: why it does not.
         points: the history, oldest first.
-        other: changes of tables that have no metric of their own.
+        changes, table_bytes, copied_bytes: the tables that have metrics of their own.
     """
 
     slot: SlotObservation | None = None
     slot_error: SubscriberError | None = None
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=_POINTS))
-    other: int = 0
+    changes: Largest = field(default_factory=Largest)
+    table_bytes: Largest = field(default_factory=Largest)
+    copied_bytes: Largest = field(default_factory=Largest)
     _retained: deque[tuple[float, int]] = field(default_factory=deque)
-    _counted: dict[TableName, int] = field(default_factory=dict)
 
     def note_slot(self, slot: SlotObservation, now: float) -> None:
         """Note what the publisher says."""
@@ -93,13 +110,6 @@ class Watched:
         confirmed = None if self.slot is None else self.slot.confirmed_flush_lsn
         durable = max(status.flushed, confirmed or INVALID_LSN)
         return max(int(self.publisher_lsn(status)) - int(durable), 0) if durable else None
-
-    def largest(self, tables: Mapping[TableName, int]) -> dict[TableName, int]:
-        """The tables with the most changes. What the others gained since the last call is added to ``other``, which never shrinks."""
-        largest = dict(sorted(tables.items(), key=lambda each: -each[1])[:LARGEST])
-        self.other += sum(max(count - self._counted.get(table, 0), 0) for table, count in tables.items() if table not in largest)
-        self._counted = dict(tables)
-        return largest
 
 
 class Sampler:

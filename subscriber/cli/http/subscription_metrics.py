@@ -101,6 +101,10 @@ class _Families:
         self.table_changes = counter(
             "table_changes", "Changes by table (PostgreSQL and SQLAlchemy): the 20 tables with the most, and other for the rest.", "table"
         )
+        self.table_bytes = counter(
+            "table_bytes", "Bytes of these changes, as the publisher sent them: by table, as for subscriber_table_changes_total.", "table"
+        )
+        self.table_copied_bytes = counter("table_copied_bytes", "Bytes that copies have read since the start, in the same way.", "table")
         self.rolled_back = counter(
             "rolled_back_changes", "Changes left out since the start: the publisher sent them although it had rolled them back."
         )
@@ -200,9 +204,13 @@ class _Families:
         self.transactions.add_metric([name], counted.transactions)
         for kind in _CHANGES:
             self.changes.add_metric([name, kind.removesuffix("s")], getattr(counted, kind))
-        for table, changes in watched.largest(dict(counted.tables)).items():
-            self.table_changes.add_metric([name, printable(str(table))], changes)
-        self.table_changes.add_metric([name, "other"], watched.other)
+        for family, largest, counts in (
+            (self.table_changes, watched.changes, counted.tables),
+            (self.table_bytes, watched.table_bytes, counted.table_bytes),
+            (self.table_copied_bytes, watched.copied_bytes, counted.copied_bytes),
+        ):
+            for table, count in largest.of(dict(counts)).items():
+                family.add_metric([name, table], count)
         self.rolled_back.add_metric([name], counted.rolled_back_changes)
         for conflict in (field for field in type(counted).__slots__ if field.startswith("confl_")):
             self.conflicts.add_metric([name, conflict.removeprefix("confl_")], getattr(counted, conflict))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -39,10 +39,14 @@ class PublishedSnapshot:
         range_size: maximum size of a part in bytes.
         workers: how many parts of a table are copied at once.
         rate: limits what is read here; not what a sink reads in its own sessions.
+        copied: the bytes that were read of each table.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: RateLimit) -> None:
+    def __init__(
+        self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: RateLimit, copied: MutableMapping[TableName, int]
+    ) -> None:
         self._rate = rate
+        self._bytes = copied
         self._snapshot = snapshot
         self._range_size = range_size
         self._workers = workers
@@ -112,13 +116,17 @@ class PublishedSnapshot:
             try:
                 await reader.set_values(part.condition.values)
                 data = reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows)
-                yield _checked(reader, part, data, self._rate)
+                yield _checked(reader, part, data, partial(self._spend, table.name))
             except SubscriberError as error:
                 # the statement may have waited for a rename: then a column does not exist, or the target refuses the rows of the other
                 # table
                 if not isinstance(error, CopyOutdated) and await self._is_outdated(part):
                     raise outdated(part.relation) from error
                 raise
+
+    async def _spend(self, table: TableName, size: int) -> None:
+        self._bytes[table] = self._bytes.get(table, 0) + size
+        await self._rate.spend(size)
 
     async def _is_outdated(self, part: table_copy.CopyPart) -> bool:
         try:
@@ -134,8 +142,10 @@ async def _verify(table: PublishedTable, reader: SnapshotReader) -> None:
         raise outdated(table.name)
 
 
-async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], rate: RateLimit) -> AsyncIterator[bytes]:
-    """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it.
+async def _checked(
+    reader: SnapshotReader, part: table_copy.CopyPart, data: AsyncIterator[bytes], spend: Callable[[int], Awaitable[None]]
+) -> AsyncIterator[bytes]:
+    """The data of a part. It ends with an error if the data is invalid, so that a sink does not keep it. ``spend``: after each piece.
 
     Raises:
         CopyOutdated: the data is of another relation, or the relation was rewritten.
@@ -147,7 +157,7 @@ async def _checked(reader: SnapshotReader, part: table_copy.CopyPart, data: Asyn
         del piece
         # not kept while the reader works on it
         yield pieces.pop()
-        await rate.spend(size)
+        await spend(size)
     if not await table_copy.is_intact(reader, part, read=True):
         raise outdated(part.relation)
 
@@ -166,10 +176,12 @@ class PublishedGroup:
         snapshot: the exported snapshot.
         describe: describes tables as they are published now.
         rate: limits the copies.
+        copied: the bytes that were read of each table.
     """
 
-    def __init__(self, snapshot: ExportedSnapshot, describe: Describe, rate: RateLimit) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, describe: Describe, rate: RateLimit, copied: MutableMapping[TableName, int]) -> None:
         self._rate = rate
+        self._bytes = copied
         self._snapshot = snapshot
         self._describe = describe
         self._stack = contextlib.AsyncExitStack()
@@ -261,6 +273,7 @@ class PublishedGroup:
     ) -> AsyncGenerator[bytes]:
         async for piece in reader.copy_out(table_copy.copy_query(table, part, copy_format), copy_format, rows):
             yield piece
+            self._bytes[table.name] = self._bytes.get(table.name, 0) + len(piece)
             await self._rate.spend(len(piece))
 
     async def _open_reader(self) -> SnapshotReader:

@@ -64,13 +64,14 @@ class PublisherSource:
         """Create the slot and keep its snapshot open. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=False) as snapshot:
             settings = self._spec.settings
-            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table, self._rate)
+            copied = self._spec.sink.statistics.copied_bytes
+            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table, self._rate, copied)
 
     @contextlib.asynccontextmanager
     async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
         """Take a snapshot with a temporary slot. A slot of the same name is dropped first."""
         async with self.exported(slot_name, temporary=True) as snapshot:
-            group = PublishedGroup(snapshot, self.describe_all, self._rate)
+            group = PublishedGroup(snapshot, self.describe_all, self._rate, self._spec.sink.statistics.copied_bytes)
             try:
                 yield group
             finally:

@@ -103,6 +103,10 @@ async def test_a_launcher_and_its_metrics(publisher18_db: Database, target_db: D
         assert found["subscriber_table_changes_total", ("public.t",)] in {2, 3}  # the UPDATE may come after the DELETE in the target
         assert found["subscriber_table_changes_total", ("other",)] == 0
         assert found["subscriber_copied_rows", ()] == 1
+        # COPY has a line, binary COPY a header, too; a message of an INSERT has more than its values
+        assert 4 <= found["subscriber_table_copied_bytes_total", ("public.t",)] < 100
+        assert 40 < found["subscriber_table_bytes_total", ("public.t",)] < 400
+        assert found["subscriber_table_bytes_total", ("other",)] == found["subscriber_table_copied_bytes_total", ("other",)] == 0
         assert (
             found["subscriber_commit_to_durable_seconds_bucket", ("+Inf",)] == found["subscriber_commit_to_durable_seconds_count", ()] >= 1
         )

@@ -78,7 +78,8 @@ async def test_page_and_actions(publisher18_db: Database, target_db: Database, t
         (found,) = known["subscriptions"]
         assert (found["name"], found["running"], found["streaming"], sum(found["tables"].values())) == (name, True, True, 1)
         tables = json.loads(ask(port, f"/api/tables?subscription={urllib.parse.quote(name)}&search=public.T&offset=x")[1])
-        assert [(row["table"], row["rows"]) for row in tables["rows"]] == [("public.t", 1)]
+        assert [(row["table"], row["rows"], row["bytes"]) for row in tables["rows"]] == [("public.t", 1, 0)]
+        assert tables["rows"][0]["copied_bytes"] > 0
         assert ask(port, "/api/tables?subscription=other")[0] == 404
         _refused_requests(port, name)
         allowed = {"Authorization": f"Bearer {TOKEN}", "Content_Type": "application/json"}

@@ -171,6 +171,7 @@ def _counters(feed: Feed) -> list[int]:
         found.confl_delete_missing,
         found.confl_insert_exists,
         found.transactions,
+        sum(found.table_bytes.values()),
     ]
 
 

@@ -15,7 +15,7 @@ import pytest
 from subscriber.apply.apply_times import BUCKETS, ApplyTimes
 from subscriber.cli.http import actions, serving
 from subscriber.cli.http.overview import describe, table_rows
-from subscriber.cli.http.sampler import LARGEST, Point, Watched
+from subscriber.cli.http.sampler import LARGEST, Largest, Point, Watched
 from subscriber.cli.http.server import ServerThread
 from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.errors import ConfigurationError, TargetUnavailable
@@ -59,16 +59,17 @@ def test_lag_is_known_while_nothing_is_received() -> None:
 
 
 def test_number_of_labels_is_bounded_and_other_never_shrinks() -> None:
-    watched, counted = Watched(), dict.fromkeys(TABLES, 1)
-    assert len(watched.largest(counted)) == LARGEST
-    other = watched.other
+    largest, counted = Largest(), dict.fromkeys(TABLES, 1)
+    found = largest.of(counted)
+    assert len(found) == LARGEST + 1
+    other = found["other"]
     assert other == len(TABLES) - LARGEST
     counted[TABLES[-1]] = 1000
-    assert next(iter(watched.largest(counted))) == TABLES[-1]
-    assert watched.other == other
+    found = largest.of(counted)
+    assert next(iter(found)) == str(TABLES[-1])
+    assert found["other"] == other
     counted[TABLES[-2]] += 1
-    watched.largest(counted | {TABLES[-3]: 0})
-    assert watched.other >= other
+    assert largest.of(counted | {TABLES[-3]: 0})["other"] >= other
 
 
 def test_times_of_batches() -> None:

@@ -170,6 +170,7 @@ function tables(found) {
     state.rows = found_;
     body.replaceChildren(...found_.rows.map(row => el("tr", {}, el("td", {}, row.table, row.problem ? el("div", {class: "bad"}, row.problem) : null),
       el("td", {class: row.problem ? "bad" : ""}, row.state), el("td", {class: "number"}, number(row.changes)),
+      el("td", {class: "number"}, size(row.bytes)),
       el("td", {class: "number"}, row.rows === null || row.rows === undefined ? "" : `${number(row.rows)}${row.state === "copying" && row.estimated_rows ? ` of ~${number(row.estimated_rows)}` : ""}`))));
     const last = Math.min(state.offset + found_.rows.length, found_.total);
     count.textContent = found_.total ? `${number(state.offset + 1)}–${number(last)} of ${number(found_.total)}` : "none";
@@ -191,7 +192,7 @@ function tables(found) {
   if (state.open) load();
   return el("details", {open: state.open, ontoggle: event => { if (state.open !== event.target.open) { state.open = event.target.open; if (state.open) load(); } }},
     el("summary", {}, "Tables"), el("div", {class: "tools"}, search, el("label", {}, problems, " only problems"), back, on, count),
-    el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "table"), el("th", {}, "state"), el("th", {class: "number"}, "changes"), el("th", {class: "number"}, "rows copied"))), body)));
+    el("div", {class: "scroll"}, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "table"), el("th", {}, "state"), el("th", {class: "number"}, "changes"), el("th", {class: "number"}, "bytes"), el("th", {class: "number"}, "rows copied"))), body)));
 }
 
 function card(found) {

@@ -337,16 +337,14 @@ class Applier:
         try:
             async with self._session.pipeline(completed) as pipeline:
                 pipeline.send(BEGIN, None)
-                skipped = counted.statistics.skipped_tables
                 sender = TransactionSender(
                     self.relations,
                     pipeline,
                     gate,
                     self.owner.origin,
-                    skipped,
+                    counted,
                     without_sets=without_sets,
                     differs=self.differs,
-                    resolved=counted.resolved,
                     prepared=prepared is not None,
                 )
                 await sender.send(transactions)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from subscriber.interfaces import TableName
-from subscriber.sinks.apply_counters import ChangeContext
+from subscriber.sinks.apply_counters import ChangeContext, Counted
 from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.apply.forms import MOST_BYTES, Form
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
@@ -40,9 +40,11 @@ class SetSender:
         pipeline: the pipeline to send through.
         settings: the settings of the transaction.
         without_sets: tables whose changes are sent one by one; None: those of all tables, in order.
+        counted: counts the bytes of the changes.
     """
 
-    def __init__(self, pipeline: Pipeline, settings: LocalSettings, without_sets: Collection[TableName] | None) -> None:
+    def __init__(self, pipeline: Pipeline, settings: LocalSettings, without_sets: Collection[TableName] | None, counted: Counted) -> None:
+        self._counted = counted
         self._pipeline = pipeline
         self._settings = settings
         self._without_sets = without_sets
@@ -72,6 +74,8 @@ class SetSender:
 
     def _send_runs(self, runs: Sequence[Run[Form]]) -> None:
         """Send the runs of a table, or of the tables of a partition tree."""
+        for run in runs:
+            self._counted.sent(run.form.single.table, run.size)
         some = sum(len(run.rows) for run in runs) >= _LEAST and any(run.form.not_null is not None for run in runs)
         omitted = _omit_overwritten(runs, self._in_sets) if some else {}
         for run in runs:

@@ -15,8 +15,7 @@ from subscriber.protocol.decoder import decode
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Tag, Truncate, TruncateOption, Update
 from subscriber.protocol.tuples import places_by_header
 from subscriber.sinks import conflict_log
-from subscriber.sinks.apply_counters import ChangeContext, describe
-from subscriber.sinks.conflict_log import LoggedConflict
+from subscriber.sinks.apply_counters import ChangeContext, Counted, describe
 from subscriber.sinks.postgres.apply.change_sql import delete_all, restart_sequences, truncate
 from subscriber.sinks.postgres.apply.column_changes import (
     alteration,
@@ -51,9 +50,9 @@ class TransactionSender:
         pipeline: the pipeline to send through.
         gate: decides which relations' changes are applied.
         origin: PostgreSQL's name of the subscription's replication origin, for messages.
-        skipped: names of relations that are left out are added to this set.
+        counted: has the relations that are left out, the bytes of the others, and the conflicts that rules resolved. This object removes
+            those that it writes into their log.
         without_sets: tables whose changes are sent one by one, and not in sets; None: those of all tables.
-        resolved: the conflicts that rules resolved; this object removes those that it writes into their log.
         differs: id of our replication origin (0: we have none), to report rows that another origin changed last. None: do not report them.
         prepared: whether the target's transaction will be prepared.
 
@@ -67,26 +66,25 @@ class TransactionSender:
         pipeline: Pipeline,
         gate: RelationGate,
         origin: str,
-        skipped: set[str],
+        counted: Counted,
         *,
         without_sets: Collection[TableName] | None,
         differs: int | None,
-        resolved: list[LoggedConflict],
         prepared: bool = False,
     ) -> None:
-        self._conflicts = resolved
+        self._conflicts = counted.resolved
         self._prepared = prepared
         relations.begin()
         self._relations = relations
         self._pipeline = pipeline
         self._gate = gate
         self._origin = origin
-        self._skipped = skipped
+        self._skipped = counted.statistics.skipped_tables
         self.targets: set[Fingerprint] = set()
         self._trees: dict[Fingerprint, int] = {}
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
-        self._sets = SetSender(pipeline, self._settings, without_sets)
+        self._sets = SetSender(pipeline, self._settings, without_sets, counted)
         self._latest: LatestForms[Form] = LatestForms()
         self._resolved: dict[int, RelationMapping] = {}
         # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so

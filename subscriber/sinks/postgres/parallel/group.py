@@ -110,10 +110,9 @@ class GroupAttempt:
             pipeline,
             self._gate,
             self._applier.owner.origin,
-            self._counted.statistics.skipped_tables,
+            self._counted,
             without_sets=self._applier.without_sets,
             differs=self._applier.differs,
-            resolved=self._counted.resolved,
         )
         await sender.send([self._part(transaction, late=late) for transaction in self._transactions] if self._late else self._transactions)
         sender.finish()

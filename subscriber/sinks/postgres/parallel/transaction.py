@@ -146,10 +146,9 @@ class PostgresParallelTransaction:
             pipeline,
             lambda relation, _: self._gate(relation),
             self._applier.owner.origin,
-            self._counted.statistics.skipped_tables,
+            self._counted,
             without_sets=self._applier.without_sets,
             differs=self._applier.differs,
-            resolved=self._counted.resolved,
         )
 
     async def _settle(self) -> None:

@@ -195,6 +195,7 @@ class TransactionRunner:
             return
         for runs in self._runs.take():
             for run in runs:
+                self._counted.sent(run.form.statement.table, run.size)
                 if self._exact or run.form.ordered:
                     await self._make_each(run)
                 else:

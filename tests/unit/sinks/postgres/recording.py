@@ -10,6 +10,7 @@ from subscriber.interfaces import TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Message, Relation
+from subscriber.sinks.apply_counters import Counted
 from subscriber.sinks.described_relations import DescribedRelations
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.pipeline import Pipeline
@@ -163,10 +164,9 @@ async def send(
         cast("Pipeline", pipeline),
         lambda relation, _: relation.name not in left_out,
         "pg_1",
-        set(),
+        Counted(),
         without_sets=without_sets,
         differs=differs,
-        resolved=[],
     )
     await sender.send([transaction(*messages)])
     sender.finish()
