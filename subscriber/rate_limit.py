@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
+import time
 from typing import Final
 
 from subscriber.waits import moved
@@ -12,6 +14,8 @@ __all__ = ["RateLimit"]
 
 _LOOK_SECONDS: Final = 1.0
 """A new limit takes effect within so much time."""
+_RECENT_SECONDS: Final = 2.0
+"""Between two pauses a batch is read or applied: the limit still holds up what follows."""
 
 
 class RateLimit:
@@ -25,6 +29,16 @@ class RateLimit:
         self.limit = limit
         self._owed = 0.0
         self._at = 0.0
+        self._held = -math.inf
+
+    def hold(self, pause: float) -> None:
+        """Note that something waits for so many seconds because of the limit."""
+        self._held = time.monotonic() + pause
+
+    @property
+    def holds(self) -> bool:
+        """Whether something waits because of the limit, or did so a moment ago. Any thread may ask."""
+        return self.limit > 0 and time.monotonic() < self._held + _RECENT_SECONDS
 
     async def spend(self, count: int) -> None:
         """So many bytes were read. Wait until further ones may be read."""
@@ -34,6 +48,7 @@ class RateLimit:
         while self.limit and mine > 0:
             pause = min(mine / self.limit, _LOOK_SECONDS)
             mine -= pause * self.limit
+            self.hold(pause)
             await asyncio.sleep(pause)
             moved()
 

@@ -164,6 +164,8 @@ class ApplyWorker:
             if pause and event is not None and self._is_applied(event):
                 pause = 0.0
             if pause:
+                if event is not None:
+                    self._rate.hold(pause)
                 event = None
             self._sink.statistics.rolled_back_changes += self._receiver.take_left_out()
             began = clock()

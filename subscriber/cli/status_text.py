@@ -53,7 +53,9 @@ def _lines(status: SubscriptionStatus) -> list[str]:
         lines.append(f"  received      {worker.received}   applied {worker.applied}   flushed {worker.flushed}")
         if found.details.relay_log is not None:
             lines += _relay_log(found.details.relay_log)
-        lines.append(f"  rates         {worker.transactions_per_second:.1f} transactions/s   {worker.changes_per_second:.0f} changes/s")
+        limited = ", limited by max_apply_rate" if found.details.limited else ""
+        rates = f"{worker.transactions_per_second:.1f} transactions/s   {worker.changes_per_second:.0f} changes/s"
+        lines.append(f"  rates         {rates}{limited}")
     elif definition.position is not None:
         lines.append(f"  position      {definition.position}")
     if status.lag_bytes is not None:

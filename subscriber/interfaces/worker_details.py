@@ -94,6 +94,7 @@ class WorkerDetails:
         left_out: published tables that the subscription does not replicate, each with the reason.
         relay_log: the relay log; None: there is none.
         copies_begin: when ``copy_window`` opens, in seconds since 1970; None: no table waits for that.
+        limited: whether changes wait because of ``max_apply_rate``.
     """
 
     state: WorkerState | None = None
@@ -103,6 +104,7 @@ class WorkerDetails:
     left_out: Mapping[TableName, str] = field(default_factory=dict)
     relay_log: RelayLogDetails | None = None
     copies_begin: float | None = None
+    limited: bool = False
 
     def to_json(self) -> str:
         """Encode as ASCII, which every target can store."""
@@ -115,6 +117,7 @@ class WorkerDetails:
                 "left_out": [[table.namespace, table.name, reason] for table, reason in sorted(self.left_out.items())],
                 "relay_log": self.relay_log and self.relay_log.values(),
                 "copies_begin": self.copies_begin,
+                "limited": self.limited,
             }
         )
 
@@ -133,6 +136,7 @@ class WorkerDetails:
                 left_out={TableName(str(namespace), str(name)): str(reason) for namespace, name, reason in values.get("left_out", ())},
                 relay_log=_relay_log(values.get("relay_log")),
                 copies_begin=None if begin is None else float(begin),
+                limited=values.get("limited") is True,
             )
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             return cls()

@@ -68,6 +68,7 @@ class Status:
         last_error: the latest error of this run, even if its cause was fixed since.
         latest_error: the latest error since the subscription object was created, also of an earlier run.
         last_error_time: when it occurred, in seconds since 1970.
+        limited: whether changes wait because of ``max_apply_rate``.
         lag_seconds: how long ago the publisher's WAL ended where the target is durable now; 0: no later WAL is known; None: not measured.
         times: how long changes take, counted since the subscription object was created.
         statistics: counted since the subscription object was created.
@@ -92,6 +93,7 @@ class Status:
     last_error: SubscriberError | None = None
     latest_error: SubscriberError | None = None
     last_error_time: float | None = None
+    limited: bool = False
     lag_seconds: float | None = None
     times: ApplyTimes = field(default_factory=ApplyTimes)
     statistics: ApplyStatistics = field(default_factory=ApplyStatistics)

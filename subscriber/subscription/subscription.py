@@ -184,6 +184,7 @@ class Subscription:
             last_error=state.last_error,
             latest_error=state.latest_error,
             last_error_time=state.last_error_time,
+            limited=state.apply_rate.holds,
             lag_seconds=state.lag_seconds,
             times=state.applied.times,
             relay_log=state.relay.details if state.relay is not None else None,

@@ -45,6 +45,7 @@ def describe(name: str, status: Status, watched: Watched) -> dict[str, Any]:
         "streaming": status.streaming,
         "lag_bytes": watched.lag_bytes(status),
         "lag_seconds": status.lag_seconds,
+        "limited": status.limited,
         "silence": None if status.last_message is None else round(max(now - status.last_message, 0.0), 1),
         "lsn": {each: str(getattr(status, each)) for each in ("received", "applied", "flushed")},
         "publisher_lsn": str(watched.publisher_lsn(status)),

@@ -43,6 +43,7 @@ def status_as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "latest_end_time": _seconds(worker and worker.reported_at),
         "lag_bytes": status.lag_bytes,
         "lag_seconds": _number(status.lag_seconds),
+        "limited": found.details.limited if worker is not None else None,
         "relay_log": None if worker is None or found.details.relay_log is None else _relay_log(found.details.relay_log),
         "copies_begin": None if worker is None or found.details.copies_begin is None else _seconds(found.details.copies_begin),
         "transactions": worker and worker.transactions,

@@ -156,6 +156,7 @@ class StatusReports:
                 left_out=state.states.left_out,
                 relay_log=state.relay.details if state.relay is not None else None,
                 copies_begin=state.states.copies_begin,
+                limited=state.apply_rate.holds,
             ).to_json(),
         )
 

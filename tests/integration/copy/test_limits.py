@@ -51,8 +51,14 @@ async def test_limits_are_followed_without_a_restart(publisher18_db: Database, t
         publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
         await until(lambda: running.status.times.phases["limit"] > 0 and running.status.received > running.status.applied, "it is held up")
         assert target_db.fetch("SELECT count(*) FROM t") == [(2,)]
+        assert describe(name, running.status, Watched())["limited"]
+        told = ("status", "--target", target_db.dsn)
+        await until(lambda: "changes/s, limited by max_apply_rate\n" in subscriber(*told).output, "status says why", in_thread=True)
+        (status,) = json.loads((await asyncio.to_thread(subscriber, *told, "--json")).output)["subscriptions"]
+        assert status["limited"] is True
         await alter("max_apply_rate=0")
         await same(publisher18_db, target_db, name, "SELECT * FROM t")
+        assert not running.status.limited
         assert launcher.subscriptions[name] is running
     await drop_subscription(name, target=target_db.dsn)
 

@@ -68,6 +68,7 @@ SUBSCRIPTIONS = {
     "f_window": Known(
         running(state=WorkerState.COPYING, tables={TableName("public", "t"): TableEntry(TableState.INIT)}, copies_begin=time.time() + 7200)
     ),
+    "g_limited": Known(running(limited=True)),
 }
 
 
@@ -94,9 +95,10 @@ async def test_what_is_wrong_comes_first_and_is_named(caplog: pytest.LogCaptureF
         ("e_publisher", "bad", "publisher away"),
         ("b_parked", "warn", "1 table parked"),
         ("f_window", "warn", "waits for copy_window"),
+        ("g_limited", "warn", "limited by max_apply_rate"),
         ("a_well", "good", "running"),
     ]
-    assert "3 of 6 need attention" in found
+    assert "3 of 7 need attention" in found
     assert any(line.startswith("The target does not answer: attempt 12 failed") for line in found)
     assert any(line.startswith("subscriber recover d_slot --target URL") for line in found)
     assert any(line.startswith("it is [b]refused") for line in found)

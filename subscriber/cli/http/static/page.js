@@ -51,6 +51,7 @@ function verdict(found) {
   if (found.retrying.length) return ["warn", "a copy is retried"];
   if (tables["left out"]) return ["warn", tables["left out"] === 1 ? "1 table left out" : `${number(tables["left out"])} tables left out`];
   if (found.copies && found.copies.begin !== null) return ["warn", "waits for copy_window"];
+  if (found.limited) return ["warn", "limited by max_apply_rate"];
   return [found.state === "running" ? "good" : "warn", found.state.replaceAll("_", " ")];
 }
 
@@ -85,6 +86,7 @@ function notes(found, now) {
   if (found.slot_error) made.push(note(true, "The publisher did not say how the slot is", named(found, found.slot_error)));
   if (found.relay_log && found.relay_log.paused) made.push(note(true, "The relay log is full: nothing is received", {remedy: "make the target faster, or raise relay_log_size"}));
   if (found.relay_log && found.relay_log.failure) made.push(note(true, "Receiving into the relay log has ended", {text: found.relay_log.failure}));
+  if (found.limited) made.push(note(false, "Changes wait because of max_apply_rate", {remedy: `if the lag grows, raise it: subscriber alter ${found.name} --target URL -o max_apply_rate=RATE, or in the configuration file`}));
   for (const each of found.parked) made.push(note(false, `Table ${each.table} is parked ${each.since ? `since ${new Date(each.since * 1000).toLocaleString()}` : ""}: its changes are left out`,
     {text: each.error, remedy: `${each.remedy}; then synchronize the table again: subscriber alter ${found.name} --target URL --resync ${each.table}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
   if ((found.tables.parked || 0) > found.parked.length) made.push(note(false, `${found.tables.parked - found.parked.length} more tables are parked: see the tables below`));
