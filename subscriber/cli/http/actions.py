@@ -162,11 +162,10 @@ class Actions:
 
 def _from_this_page(headers: Mapping[str, str]) -> bool:
     """Whether a browser sent the request for this page, or another program sent it. Only JSON, which no form of another site can send."""
-    origin = headers.get("Origin")
-    return (
-        headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json"
-        and headers.get("Sec-Fetch-Site", "none") in {"same-origin", "none"}
-        and (origin is None or origin.partition("://")[2] == headers.get("Host"))
+    origin, site = headers.get("Origin"), headers.get("Sec-Fetch-Site", "none")
+    return headers.get("Content-Type", "").partition(";")[0].strip().lower() == "application/json" and (
+        # behind a proxy, Host may differ from what the browser knows
+        site == "same-origin" or (site == "none" and (origin is None or origin.partition("://")[2] == headers.get("Host")))
     )
 
 

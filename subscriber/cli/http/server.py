@@ -8,7 +8,9 @@ connections, the oldest ones end. So what a client can hold is bounded: a socket
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import socket
 import threading
 import traceback
 from collections.abc import Awaitable, Callable
@@ -30,6 +32,7 @@ _LIFE_SECONDS: Final = 20.0
 """How long a connection may last, whatever its client does."""
 _CONNECTIONS: Final = 256
 _LARGEST_BODY: Final = 16_384
+_FOR_MACHINES: Final = frozenset({"/metrics", "/healthz", "/readyz"})
 _ALIVE_SECONDS: Final = 5.0
 """How long the main thread's event loop may take to answer ``/healthz``."""
 _HEADERS: Final = {
@@ -53,6 +56,8 @@ class ServerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
         self._defect: str | None = None
+        self._names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self._looked_up = False
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
 
     def _serve(self) -> None:
@@ -82,7 +87,7 @@ class ServerThread:
     async def _run(self) -> None:
         logging.getLogger("aiohttp.server").addFilter(_is_ours)
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        app = web.Application(middlewares=[_answered], client_max_size=_LARGEST_BODY)
+        app = web.Application(middlewares=[_answered, self._known_host], client_max_size=_LARGEST_BODY)
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._site.collector)
 
@@ -116,6 +121,25 @@ class ServerThread:
             await asyncio.gather(*tasks, return_exceptions=True)
             await runner.cleanup()
 
+    @web.middleware
+    async def _known_host(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Refuse a name that is not ours: a site that lets its own name point to this machine could read all in its visitors' browsers.
+
+        Prometheus and probes may use any name: what they read is for machines.
+        """
+        name = _without_port(request.headers.get("Host", "localhost"))
+        if request.path not in _FOR_MACHINES and not _is_address(name) and name not in self._names:
+            if not self._looked_up:
+                self._looked_up = True
+                # may ask a DNS server, so only if it is needed
+                self._names.add((await asyncio.to_thread(socket.getfqdn)).lower())
+            if name not in self._names:
+                text = "this is not the name of this server: use its address, its own name, or localhost; a proxy sends Host: localhost\n"
+                return web.Response(status=421, text=text)
+        return await handler(request)
+
     async def _work(self) -> None:
         """Let the site look at the servers. An error that it does not expect is a defect: it ends this, and ``/healthz`` tells it."""
         try:
@@ -142,6 +166,19 @@ class ServerThread:
     async def _readyz(self, request: web.Request) -> web.Response:
         reasons = self._site.unready()
         return web.Response(status=503 if reasons else 200, text="".join(f"{reason}\n" for reason in reasons) or "ok\n")
+
+
+def _without_port(host: str) -> str:
+    name, _, port = host.lower().rpartition(":")
+    return (name if name and port.isdecimal() else host.lower()).rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

@@ -136,6 +136,13 @@ def _refused_requests(port: int, name: str) -> None:
     assert ask(port, "/api/action", {"subscription": name, "action": "drop"}, **right)[0] == 400
     assert ask(port, "/api/action", {"subscription": "x" * 100_000, "action": "disable"}, **right)[0] in {400, 413}
     assert overview(port)["log"] == []
+    hosts = {"evil.example": 421, "evil.example:9187": 421, "127.0.0.1.evil.example": 421, f"LOCALHOST:{port}": 200, "[::1]:9187": 200}
+    assert {host: ask(port, "/api/overview", Host=host)[0] for host in hosts} == hosts
+    assert ask(port, "/api/overview", Host=socket.gethostname())[0] == 200
+    assert ask(port, "/api/action", action, **right, Host="evil.example", Sec_Fetch_Site="same-origin")[0] == 421
+    status, text = ask(port, "/", Host="evil.example")
+    assert (status, text.count("\n")) == (421, 1)
+    assert ask(port, "/metrics", Host="evil.example")[0] == ask(port, "/readyz", Host="evil.example")[0] == 200
 
 
 def _misbehaving_clients(port: int) -> None:
