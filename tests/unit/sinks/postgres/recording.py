@@ -112,7 +112,7 @@ class FixedTables(DescribedRelations):
 
     def __init__(self, tables: Sequence[TargetTable]) -> None:
         super().__init__()
-        self.planner = self.log = None
+        self.planner = self.log = self.owner = None
         self._tables = {table.name: table for table in tables}
         self._mappings: dict[int, RelationMapping] = {}
 
@@ -125,7 +125,10 @@ class FixedTables(DescribedRelations):
     def begin(self) -> None:
         pass
 
-    async def mapping(self, relation: Relation) -> RelationMapping:
+    def is_mapped(self, relation_id: int) -> bool:
+        return relation_id in self._mappings
+
+    async def mapping(self, relation: Relation, _queries: object) -> RelationMapping:
         if relation.relation_id not in self._mappings:
             table = self._tables[TableName(relation.namespace, relation.name)]
             self._mappings[relation.relation_id] = map_relation(relation, table)
