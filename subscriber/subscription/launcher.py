@@ -67,6 +67,9 @@ class Launcher:
         names: names of the subscriptions to run. Empty: all subscriptions that are enabled now or later.
         settings: for all subscriptions.
         progress: is told about table copies.
+
+    Attributes:
+        paused: names of subscriptions that do not run although they are enabled. Any thread may change it; it is followed within a second.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Launcher:
         self._names = frozenset(names)
         self._settings = settings or Settings()
         self._progress = progress
+        self.paused: set[str] = set()
         self._workers: dict[int, _Worker] = {}
         self._refused: dict[int, Definition] = {}
         self._errors: dict[int, tuple[str, str | None]] = {}
@@ -230,7 +234,7 @@ class Launcher:
         _log.warning("nothing to run: %s; waiting until a subscription is enabled (hint: %s)", reason, hint)
 
     def _is_wanted(self, found: Definition) -> bool:
-        if self._names and found.name not in self._names:
+        if found.name in self.paused or (self._names and found.name not in self._names):
             return False
         return found.enabled and found.made and not found.claimed and found.conninfo is not None and found.slot_name is not None
 

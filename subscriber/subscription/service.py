@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, policy
@@ -27,6 +28,8 @@ from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.subscription import Subscription
 
 __all__ = ["Service"]
+
+_TICK: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -68,6 +71,9 @@ class Service:
         options: parameters of the command line, which come before those of the file.
         settings: settings of the command line.
         progress: is told about table copies.
+
+    Attributes:
+        paused: names of subscriptions that do not run. Any thread may change it; it is followed within a second.
     """
 
     def __init__(self, options: Mapping[str, str], settings: Mapping[str, str], progress: CopyProgress | None = None) -> None:
@@ -82,6 +88,7 @@ class Service:
         self._noted = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._held = Counter[str]()
+        self.paused: set[str] = set()
 
     @property
     def subscriptions(self) -> dict[str, Subscription]:
@@ -154,7 +161,9 @@ class Service:
         if unit.subscription is not None:
             return subscription_of(unit.subscription, self._options, self._settings, self._progress)
         assert unit.launched is not None
-        return Launcher(url_of(unit.launched), settings=unit.settings, progress=self._progress)
+        launcher = Launcher(url_of(unit.launched), settings=unit.settings, progress=self._progress)
+        launcher.paused = self.paused
+        return launcher
 
     def stop(self) -> None:
         """End :meth:`run` soon and cleanly."""
@@ -173,17 +182,21 @@ class Service:
                 while not self._stop:
                     self._noted.clear()
                     self._compare(group)
-                    if not self._workers and self._error is not None:
+                    if not self._workers and self._error is not None and not self.paused:
                         raise self._error
                     running = [worker.task for worker in self._workers.values() if worker.task is not None]
                     noted = asyncio.ensure_future(self._noted.wait())
                     try:
-                        await asyncio.wait({noted, *running}, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait({noted, *running}, return_when=asyncio.FIRST_COMPLETED, timeout=_TICK)
                     finally:
                         noted.cancel()
             finally:
                 for worker in self._workers.values():
                     worker.stop()
+
+    def _waits(self, key: str) -> bool:
+        kind, _, name = key.partition(".")
+        return self._held[key] > 0 or (kind == "subscriptions" and name in self.paused)
 
     def _compare(self, group: asyncio.TaskGroup) -> None:
         for key, worker in list(self._workers.items()):
@@ -192,13 +205,13 @@ class Service:
                 del self._workers[key]
                 if not worker.stopping.is_set():
                     self._ended[key] = worker.unit
-            elif unit is None or unit.essence != worker.unit.essence or self._held[key]:
+            elif unit is None or unit.essence != worker.unit.essence or self._waits(key):
                 worker.stop()
             elif isinstance(worker.subject, Subscription) and unit.options is not None:
                 worker.subject.set_limits(unit.options)
         for key, unit in self._wanted.items():
             ended = self._ended.get(key)
-            if key in self._workers or self._held[key] or (ended is not None and ended.essence == unit.essence):
+            if key in self._workers or self._waits(key) or (ended is not None and ended.essence == unit.essence):
                 continue
             worker = self._workers[key] = _Worker(unit, self._make(unit))
             worker.task = group.create_task(self._keep(key, worker), name=key)

@@ -11,7 +11,7 @@ import hmac
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -78,6 +78,7 @@ class Actions:
         settings: of the process.
         token: what a client must send. None: no actions.
         launched: the targets whose catalogs define subscriptions.
+        paused: the names of the subscriptions that do not run until they are resumed, or this program is started again.
         configured: runs subscriptions that a configuration file defines.
 
     Attributes:
@@ -90,11 +91,13 @@ class Actions:
         settings: Settings,
         token: str | None,
         launched: Callable[[], Sequence[str]],
+        paused: set[str],
         configured: ConfiguredSubscriptions | None = None,
     ) -> None:
         self._settings = settings
         self._token = token
         self.launched = launched
+        self.paused = paused
         self._configured = configured
         self._tasks = set[asyncio.Task[None]]()
         self.log: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
@@ -109,9 +112,14 @@ class Actions:
         """The actions that a subscription has. The configuration file says whether one of its own is enabled."""
         if self._token is None:
             return ()
+        pause = "resume" if name in self.paused else "pause"
         if self._file_target(name) is not None:
-            return ("resync", "skip")
-        return ("enable", "disable", "resync", "skip") if name in self.defined else ()
+            return ("resync", "skip", pause)
+        return ("enable", "disable", "resync", "skip", pause) if name in self.defined else ()
+
+    def idle(self, running: Collection[str]) -> list[str]:
+        """The paused subscriptions that still exist, and that have stopped."""
+        return [name for name in self.paused if name not in running and self.of(name)]
 
     def _file_target(self, name: str) -> str | None:
         return None if self._configured is None else self._configured.target_of(name)
@@ -135,10 +143,14 @@ class Actions:
             return web.json_response({"error": f"not an action: {type(error).__name__}"}, status=400)
         target = self._file_target(name) or self.defined.get(name)
         if target is None or wanted["action"] not in self.of(name):
-            known = "there is no such subscription" if target is None else "the configuration file defines it: change it there"
+            known = "there is no such subscription" if target is None else f"its actions are {', '.join(self.of(name))}"
             return web.json_response({"error": f"not possible: {known}"}, status=404 if target is None else 403)
         entry = {"time": time.time(), "subscription": printable(name), "action": what, "state": "running", "error": None}
         self.log.appendleft(entry)
+        if act is None:
+            (self.paused.add if what == "pause" else self.paused.discard)(name)
+            entry["state"] = "done"
+            return web.json_response({"accepted": what}, status=202)
         task = asyncio.create_task(self._act(name, target, act, entry))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -169,9 +181,12 @@ def _from_this_page(headers: Mapping[str, str]) -> bool:
     )
 
 
-def _action(wanted: Any) -> tuple[str, Callable[[Any], Any], str]:
+def _action(wanted: Any) -> tuple[str, Callable[[Any], Any] | None, str]:
+    """The name, what is done to the subscription, and how it is called. None: it is paused or resumed, which the catalog does not know."""
     name = str(wanted["subscription"])
     match wanted["action"]:
+        case "pause" | "resume" as what:
+            return name, None, what
         case "enable":
             return name, lambda found: found.enable(), "enable"
         case "disable":

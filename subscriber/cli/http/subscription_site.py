@@ -133,7 +133,12 @@ class SubscriptionSite:
     def _values(self) -> Mapping[str, Any]:
         running = self._subscriptions()
         found = [describe(name, each.status, self._sampler.of(name)) for name, each in running.items()]
-        found += [_idle(each) for each in self._definitions if each.name not in running]
+        idle = {each.name: _idle(each) for each in self._definitions if each.name not in running}
+        for name in () if self._actions is None else self._actions.idle(running):
+            # the catalog of its target may not be read, or not know it yet
+            each = idle.setdefault(name, {"name": printable(name), "running": False, "enabled": True, "failing": False})
+            each["state"] = "paused" if each["enabled"] else each["state"]
+        found += idle.values()
         for each in found:
             each["can"] = self._actions.of(each["name"]) if self._actions is not None else ()
         return {

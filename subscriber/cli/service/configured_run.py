@@ -88,7 +88,7 @@ async def run_configured(args: argparse.Namespace, configuration: Configuration,
     reloader = Reloader(args, partial(_configure, service, names), _effect)
     address = args.http or configuration.http
     token = None if address is None else read_token(args.http_token_file)
-    actions = Actions(settings_of(settings), token, lambda: service.launched, service)
+    actions = Actions(settings_of(settings), token, lambda: service.launched, service.paused, service)
     with (
         served(address, SubscriptionSite(lambda: service.subscriptions, actions)),
         clean_end(service.stop) as ending,

@@ -92,7 +92,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
     token = None if args.http is None else read_token(args.http_token_file)
-    actions = Actions(Settings.parse(args.settings), token, lambda: [args.target])
+    actions = Actions(Settings.parse(args.settings), token, lambda: [args.target], launcher.paused)
     site = SubscriptionSite(lambda: launcher.subscriptions, actions)
     with served(args.http, site), clean_end(launcher.stop) as ending:
         await narrator.during(launcher.run())

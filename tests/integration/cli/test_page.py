@@ -12,6 +12,7 @@ import time
 import urllib.parse
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,10 @@ def _misbehaving_clients(port: int) -> None:
             each.close()
 
 
+def _shows(found: dict[str, Any], **values: object) -> bool:
+    return any(all(one[key] == value for key, value in values.items()) for one in found["subscriptions"])
+
+
 async def test_actions_with_a_configuration_file(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     for database in (publisher18_db, target_db):
         database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text)")
@@ -187,8 +192,8 @@ async def test_actions_with_a_configuration_file(publisher18_db: Database, targe
 
         found = until(port, lambda found: len(found["subscriptions"]) == 2 and all(each["can"] for each in found["subscriptions"]))
         assert {each["name"]: each["can"] for each in found["subscriptions"]} == {
-            created: ["enable", "disable", "resync", "skip"],
-            own: ["resync", "skip"],
+            created: ["enable", "disable", "resync", "skip", "pause"],
+            own: ["resync", "skip", "pause"],
         }
         assert act(own, "disable")[0] == 403
         assert act("none", "disable")[0] == 404
@@ -197,6 +202,19 @@ async def test_actions_with_a_configuration_file(publisher18_db: Database, targe
         target_db.execute("UPDATE u SET v = 'changed' WHERE id = 1")
         assert act(own, "resync", table="public.u")[0] == 202
         target_db.wait("SELECT v FROM u WHERE id = 1", "a")
+        for name, table in ((own, "u"), (created, "t")):
+            assert act(name, "resume")[0] == 403
+            assert act(name, "pause")[0] == 202
+            found = until(port, partial(_shows, name=name, state="paused"))
+            assert [one["can"][-1] for one in found["subscriptions"] if one["name"] == name] == ["resume"]
+            publisher18_db.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND database = current_database()", 1)
+            publisher18_db.execute(f"INSERT INTO {table} VALUES (9, 'i')")
+            if table == "u":  # an action, which stops and starts what runs, does not resume
+                assert act(name, "resync", table="public.u")[0] == 202
+                until(port, lambda found: found["log"][0]["state"] == "done" and "resync" in found["log"][0]["action"])
+            assert target_db.fetch(f"SELECT * FROM {table} WHERE id = 9") == []
+            assert act(name, "resume")[0] == 202
+            target_db.wait(f"SELECT v FROM {table} WHERE id = 9", "i")
         assert act(created, "disable")[0] == 202
         until(port, lambda found: any(each["name"] == created and not each["running"] for each in found["subscriptions"]))
         program.send(signal.SIGTERM)

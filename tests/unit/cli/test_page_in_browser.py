@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def running(**more: object) -> Status:
     return Status(**{"state": WorkerState.RUNNING, "streaming": True, "tables": dict(READY), "lag_seconds": 0.0, **more})  # type: ignore[arg-type]
 
 
+class InFile:
+    """A configuration file with one subscription."""
+
+    def target_of(self, name: str) -> str | None:
+        return "sqlite:///x" if name == "h_paused" else None
+
+    def held(self, _name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 SUBSCRIPTIONS = {
     "a_well": Known(running()),
     "b_parked": Known(running(tables={**READY, TableName("public", "bad"): PARKED})),
@@ -74,7 +85,8 @@ SUBSCRIPTIONS = {
 
 async def test_what_is_wrong_comes_first_and_is_named(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or pytest.skip("Chromium is not installed")
-    site = SubscriptionSite(lambda: SUBSCRIPTIONS, Actions(Settings(), "a-token-of-enough-letters", list))
+    actions = Actions(Settings(), "a-token-of-enough-letters", list, {"h_paused", "i_dropped"}, InFile())
+    site = SubscriptionSite(lambda: SUBSCRIPTIONS, actions)
     server = ServerThread("127.0.0.1", 0, site)
     with caplog.at_level("INFO"):
         server.start()
@@ -96,9 +108,10 @@ async def test_what_is_wrong_comes_first_and_is_named(caplog: pytest.LogCaptureF
         ("b_parked", "warn", "1 table parked"),
         ("f_window", "warn", "waits for copy_window"),
         ("g_limited", "warn", "limited by max_apply_rate"),
+        ("h_paused", "warn", "paused"),
         ("a_well", "good", "running"),
     ]
-    assert "3 of 7 need attention" in found
+    assert "3 of 8 need attention" in found
     assert any(line.startswith("The target does not answer: attempt 12 failed") for line in found)
     assert any(line.startswith("subscriber recover d_slot --target URL") for line in found)
     assert any(line.startswith("it is [b]refused") for line in found)

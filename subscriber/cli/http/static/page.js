@@ -40,6 +40,7 @@ const number = value => value === null || value === undefined ? "" : value.toLoc
 const ago = (time, now) => time ? `${duration(Math.max(now - time, 0))} ago` : "";
 
 function verdict(found) {
+  if (found.state === "paused") return ["warn", "paused"];
   if (!found.running) return found.enabled ? ["bad", found.state] : ["dim", found.state];
   if (found.slot && found.slot.wal_status === "lost") return ["bad", "slot lost"];
   if (found.retry) return ["bad", {TargetUnavailable: "target away", PublisherUnavailable: "publisher away", ApplyError: "change refused"}[found.error && found.error.kind] || "retrying"];
@@ -199,7 +200,8 @@ function tables(found) {
 
 function card(found) {
   const [tone, word] = verdict(found);
-  const buttons = el("span", {class: "actions"}, action(found, {action: found.enabled ? "disable" : "enable"}, found.enabled ? "Disable" : "Enable"));
+  const buttons = el("span", {class: "actions"}, action(found, {action: found.enabled ? "disable" : "enable"}, found.enabled ? "Disable" : "Enable"),
+    found.enabled ? action(found, {action: "pause"}, "Pause", "It does not run until it is resumed, or the program is started again. The publisher retains WAL.") : null, action(found, {action: "resume"}, "Resume"));
   const title = el("div", {class: "title"}, el("h2", {}, found.name), el("span", {class: `badge ${tone}`}, word), buttons);
   if (!found.running) return el("section", {class: "card"}, title);
   return el("section", {class: "card"}, title, notes(found, latest.time), facts(found), copies(found), charts(found), tables(found));
