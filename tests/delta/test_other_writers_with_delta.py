@@ -139,7 +139,8 @@ WRITTEN_BY = {
 REMOVED = {"file": "*.parquet", "directory": "", "newest version": "_delta_log/*2.json"}
 
 
-@BOTH
+@pytest.mark.endurance
+@pytest.mark.parametrize("name", ["local", "spark"])
 async def test_the_other_tables_go_on_whatever_is_done_to_one(tmp_path: Path, delta: SparkSession, name: str) -> None:
     """The bug was that engine ``spark`` retried for ever if a table was ``appendOnly``, and that nothing named the table."""
     others = [TableName("public", f"t{number}") for number in range(len(WRITTEN_BY))]
