@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]
-BOTH = pytest.mark.parametrize("name", ["local", pytest.param("spark", marks=pytest.mark.endurance)])
 
 FOR_ALL = (
     "OPTIMIZE {}",
