@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -232,9 +232,18 @@ class _ReplayReceiver(Receiver):
     def pop(self) -> tuple[Event, int]:
         event, held = super().pop()
         if isinstance(event, Transaction):
-            self._last = max(self._last, event.end_lsn)
-            self.passed += event.end_lsn <= self._known.position
+            self._note([event])
         return event, held
+
+    def pop_batch(self, rows: int, size: int, alone: Callable[[Transaction], bool] | None) -> tuple[list[Transaction], int]:
+        found, held = super().pop_batch(rows, size, alone)
+        self._note(found)
+        return found, held
+
+    def _note(self, transactions: Sequence[Transaction]) -> None:
+        for transaction in transactions:
+            self._last = max(self._last, transaction.end_lsn)
+            self.passed += transaction.end_lsn <= self._known.position
 
     def _has(self, transaction: Transaction) -> bool:
         """Whether the target has this PREPARE. One that comes late, right before its end, has an LSN that was passed before."""
