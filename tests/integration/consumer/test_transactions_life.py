@@ -243,7 +243,8 @@ async def test_until_caught_up_includes_what_arrives_while_a_position_is_stored(
     async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
         pass
     start = source.current_lsn()
-    source.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 20000) AS g")
+    # receiving it takes longer than the pause after which a position is stored
+    source.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 800000) AS g")
     end = source.current_lsn()
     stored: list[Lsn] = []
 
