@@ -42,9 +42,9 @@ _FUNCTIONS: Final = """
 age array_agg bool_and concat concat_ws count current_database current_setting format format_type generate_series hashtextextended
 json_build_array lo_create lo_unlink lower now pg_advisory_lock pg_advisory_lock_shared pg_advisory_unlock pg_advisory_xact_lock
 pg_advisory_xact_lock_shared pg_backend_pid pg_blocking_pids pg_control_system pg_current_snapshot pg_current_xact_id pg_get_expr
-pg_get_indexdef pg_has_role pg_is_in_recovery pg_notify pg_partition_ancestors pg_partition_root pg_snapshot_xmax pg_terminate_backend
-pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin quote_ident row_number set_config split_part starts_with strpos to_jsonb
-to_regclass to_regtype unnest
+pg_get_indexdef pg_has_role pg_is_in_recovery pg_notify pg_partition_ancestors pg_partition_root pg_partition_tree pg_snapshot_xmax
+pg_terminate_backend pg_try_advisory_xact_lock pg_xact_commit_timestamp_origin quote_ident row_number set_config split_part starts_with
+strpos to_jsonb to_regclass to_regtype unnest
 """
 _FALLBACKS: Final = {"pg_blocking_pids": "the log cannot say what a wait is for, and transactions are applied in parallel less often"}
 """What a run does without some of them."""
