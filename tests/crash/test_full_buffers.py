@@ -37,7 +37,8 @@ def cannot_send(port: int) -> None:
 
 @pytest.mark.crash
 @pytest.mark.timeout(360)
-@pytest.mark.parametrize("streaming", [pytest.param("off", marks=pytest.mark.endurance), "parallel"])
+@pytest.mark.endurance
+@pytest.mark.parametrize("streaming", ["off", "parallel"])
 async def test_next_process_resumes(publisher18_db: Database, target_db: Database, tmp_path: Path, streaming: str) -> None:
     publisher, target = publisher18_db, target_db
     for database in (publisher, target):
