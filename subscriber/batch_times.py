@@ -7,8 +7,8 @@ Clocks are read for each batch and each read, never for each row.
 - *apply*: the sink decodes and sends the changes.
 - *commit*: it has sent everything, and waits until the target has executed and committed it.
 
-A sink tells the beginning of *commit* by :func:`committing`; without that, *apply* includes it. Whoever wants to hear of each batch sets
-:data:`watcher`, for the tasks that are started from there on.
+A sink tells the beginning of *commit* by :func:`committing`; without that, *apply* includes it. To receive each batch, set :data:`watcher`
+before the tasks that apply batches are started.
 """
 
 from __future__ import annotations

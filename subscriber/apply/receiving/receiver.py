@@ -192,7 +192,7 @@ class Receiver:
         self._activity.clear()
 
     async def rest(self, timeout: float) -> None:
-        """Return when anything was received, when woken, or after ``timeout`` seconds, whether or not there is an event.
+        """Return when a keepalive or an event was received, when woken, or after ``timeout`` seconds, even if an event waits.
 
         Raises:
             PublisherUnavailable: the stream has ended. It is made again at once, and brings again what was not taken.

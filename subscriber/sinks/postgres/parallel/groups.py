@@ -286,7 +286,7 @@ class ParallelGroups:
                 await other.roll_back()
             rest = [each for each in group.transactions if each.end_lsn > self._applier.position]
             await self._applier.apply_group(rest, self._gate)
-        # relations may have been described anew, and tables of the target read again
+        # a Relation message may have come again, and tables of the target may have been read again
         self._known = _Known()
 
     def _others(self) -> list[GroupAttempt]:

@@ -145,7 +145,7 @@ class _KeyForm(runs.Form):
 
 
 class KeyReader:
-    """Reads the keys of groups, as long as no relation is described anew.
+    """Reads the keys of groups. It is valid until another Relation message comes.
 
     Args:
         tables: the followed tables by relation id.

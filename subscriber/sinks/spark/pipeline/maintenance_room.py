@@ -1,7 +1,7 @@
 """Lets other programs' maintenance win: rounds wait while another program rewrites files of a table.
 
 OPTIMIZE reads files of a table, writes new ones, and commits at its end. If a round has replaced a file meanwhile, or marked rows in it,
-OPTIMIZE has lost. With rounds every second it would lose each time. Nobody is told when it begins; but its files are in the table's
+OPTIMIZE has lost. With rounds every second it would lose each time. It does not announce its begin, but its files are in the table's
 directory before a commit names them. Then rounds wait until there is such a commit, or until a time limit. Each time that the limit passes
 without a commit, the next limit is twice as long. So a maintenance that is tried again wins after a few tries. A program that rewrites
 many tables one after another does not keep all rounds waiting: two minutes are the limit for all tables together.
