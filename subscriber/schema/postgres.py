@@ -30,7 +30,9 @@ from subscriber.walreceiver.session import Session
 __all__ = ["SchemaOrder", "client_programs", "copy_to_postgres", "inspect_target", "query_target"]
 
 _APPLICATION: Final = "subscriber schema"
-_ONLY_TABLES: Final = "tables have other names: views, functions, triggers and policies, whose texts name tables, are not created"
+_ONLY_TABLES: Final = (
+    "tables have other names: views, functions, triggers and policies, whose texts name tables, are not created; privileges are not granted"
+)
 _ROLES: Final = "SELECT rolname::text FROM pg_catalog.pg_roles"
 _EXISTING: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
