@@ -70,7 +70,8 @@ async def test_everything_that_tables_have(publisher18_db: Database, target_db: 
         'index "by_name" of table "fresh.customer" is left out: it may use a column that columns or rename change',
         'index "lower_name" of table "fresh.customer" is left out: it may use a column that columns or rename change',
         'table "old.rooted" is partitioned on the publisher: "fresh.rooted" is a table without partitions',
-        "tables have other names: views, functions, triggers and policies, whose texts name tables, are not created; privileges are not granted",
+        "tables have other names: views, functions, triggers and policies, whose texts name tables, are not created; "
+        "privileges are not granted",
     ]
     assert {step.what for step in steps} >= {"schema fresh", "table fresh.customer", "type types.mood", "function types.twice(integer)"}
     assert not {step.what for step in steps} & {"view old.seen", "table old.secret", "schema old"}
