@@ -106,7 +106,8 @@ class RunProcess:
         self.process.wait()
 
     def end(self) -> None:
-        """Clean up at the end of the test, in any state."""
+        """Clean up at the end of the test, in any state. Pytest shows the log if the test fails."""
+        print(self.log())
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait()
