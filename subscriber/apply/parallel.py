@@ -322,8 +322,8 @@ class ParallelApply:
 
     async def abandon_all(self) -> None:
         """Roll back all attempts whose commit has not begun."""
-        for attempt in list(self._attempts.values()):
-            await attempt.abandon()
+        # together: each waits for the server
+        await asyncio.gather(*[attempt.abandon() for attempt in self._attempts.values()])
 
     # --- attempts
 

@@ -282,8 +282,7 @@ class ParallelGroups:
             others = self._others()
             if error.sqlstate not in _WAITED or not others:
                 raise
-            for other in others:
-                await other.roll_back()
+            await asyncio.gather(*[other.roll_back() for other in others])
             rest = [each for each in group.transactions if each.end_lsn > self._applier.position]
             await self._applier.apply_group(rest, self._gate)
         # a Relation message may have come again, and tables of the target may have been read again
@@ -334,9 +333,8 @@ class ParallelGroups:
             await asyncio.wait({watch})
             if not watch.cancelled():
                 watch.exception()  # retrieved, so that asyncio does not log it
-            for group in list(self._window):
-                if group.attempt is not None:
-                    await group.attempt.roll_back()
+            # together: each waits for the server
+            await asyncio.gather(*[group.attempt.roll_back() for group in self._window if group.attempt is not None])
             self._window.clear()
 
     async def _watch(self) -> None:

@@ -258,9 +258,8 @@ class ParallelSessions:
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
         try:
-            for session in used:
-                await self._terminate(session)
+            # together: each waits for the server
+            await asyncio.gather(*map(self._terminate, used))
         finally:
             # also if the target does not answer
-            for session in (*idle, *used):
-                await self._close(session)
+            await asyncio.gather(*map(self._close, (*idle, *used)))
