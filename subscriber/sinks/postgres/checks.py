@@ -16,12 +16,13 @@ from subscriber.errors import RelationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, Query, TableName
 from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.apply.rule_needs import rules_refused
+from subscriber.sinks.postgres.capacity import few_connections, few_origins
 from subscriber.sinks.postgres.catalog.schema import IN_RECOVERY, IN_RECOVERY_HINT, catalog_version
 from subscriber.sinks.postgres.session.apply_session import WAL_FUNCTIONS
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader, Execute
 from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
-from subscriber.sinks.postgres.session.origins import Run, catalog_run, grant, limit_setting, may_use_origins
+from subscriber.sinks.postgres.session.origins import catalog_run
 from subscriber.sinks.postgres.session.postgres_errors import CATALOG_HINT, translated
 from subscriber.sinks.postgres.session.queries import run_query
 from subscriber.sinks.postgres.session.target import Target
@@ -81,11 +82,6 @@ WHERE a.attrelid = ANY ($1::oid[]) AND a.attnum > 0 AND NOT a.attisdropped AND a
   AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS g WHERE g.tgrelid = a.attrelid AND NOT g.tgisinternal AND g.tgenabled IN ('A', 'R'))
 ORDER BY a.attnum
 """
-# walsenders and background workers are not counted by max_connections, but only superusers see what a session is
-_FREE: Final = """
-SELECT pg_catalog.current_setting('max_connections')::int - pg_catalog.current_setting('superuser_reserved_connections')::int
-       - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity WHERE datname IS NOT NULL)::int AS free
-"""
 _TYPE_NAMES: Final = """
 SELECT oid, pg_catalog.format_type(oid, NULL) AS name FROM pg_catalog.unnest($1::oid[]) AS oid
 """
@@ -103,6 +99,7 @@ async def check_target(
     rules: ConflictRules,
     log: ConflictLog | None,
     workers: int,
+    name: str | None,
 ) -> list[Finding]:
     """Check everything that a subscription of these tables needs.
 
@@ -117,6 +114,7 @@ async def check_target(
         rules: what to do about conflicts.
         log: the table in which they are logged, if there is one.
         workers: the setting ``apply_workers``.
+        name: of the subscription, if the target has it already.
 
     Raises:
         TargetUnavailable, TargetError: no session with the target.
@@ -129,9 +127,10 @@ async def check_target(
                 findings.append(Finding("error", str(refused), refused.hint or ""))
         findings += await _functions(reader, asynchronous=asynchronous)
         if workers > 1:
-            findings += await _connections(reader, workers)
-        if origin_none or await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"):
-            findings += await _origins(catalog_run(reader.connection))
+            findings += await few_connections(reader, workers)
+        relied_on = origin_none or bool(await reader.fetch("SELECT FROM pg_catalog.pg_publication LIMIT 1"))
+        if relied_on or workers > 1:
+            findings += await few_origins(reader, name, relied_on=relied_on, workers=workers)
         if parks and len(tables) > 1:
             async with reader.transaction() as execute:
                 trigger = await first_firing(execute, [table.name for table in tables], "${}".format)
@@ -222,23 +221,6 @@ async def _functions(reader: CatalogReader, *, asynchronous: bool) -> list[Findi
             message = f"synchronous_commit = off has no effect: each commit waits until it is on disk, because of: {error}"
             findings.append(Finding("warning", message, "GRANT EXECUTE on the function to the role if small transactions are too slow"))
     return findings
-
-
-async def _origins(run: Run) -> list[Finding]:
-    """Warn if changes would have no replication origin: in either direction, a subscription with origin = none relies on it."""
-    consequence = "a subscription to the target with origin = none would receive the replicated changes as the target's own"
-    may, role, version = await may_use_origins(run)
-    if not may:
-        message = f'role "{role}" may not use replication origins in the target: {consequence}'
-        return [Finding("warning", message, grant(role, version))]
-    setting = limit_setting(version)
-    ((text,),) = await run(f"SHOW {setting}")
-    limit = int(text)
-    ((used,),) = await run("SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_origin")
-    if used >= limit:
-        message = f"{used} replication origins exist in the target, and no more than {limit} can be in use: {consequence}"
-        return [Finding("warning", message, f"increase {setting} of the target, or drop origins that are not needed")]
-    return []
 
 
 async def _may_set_replica(reader: CatalogReader, version: int) -> bool:
@@ -369,14 +351,6 @@ def _blocking(published: PublishedTable, required: Sequence[str]) -> list[Findin
     table = f"{quote_identifier(published.name.namespace)}.{quote_identifier(published.name.name)}"
     hint = f"ALTER TABLE {table} ALTER {quote_identifier(own[0])} DROP NOT NULL, or SET DEFAULT …, or publish it"
     return [Finding("error", message, hint, alone=True, stops="without_copy")]
-
-
-async def _connections(reader: CatalogReader, workers: int) -> list[Finding]:
-    free = (await reader.fetch(_FREE))[0]["free"]
-    if free >= workers:
-        return []
-    message = f"apply_workers = {workers} needs as many connections with the target, in addition to those of every run: {free} are free"
-    return [Finding("warning", message, "increase max_connections of the target, or decrease apply_workers")]
 
 
 async def _type_names(reader: CatalogReader, oids: Collection[int]) -> Mapping[int, str]:

@@ -63,6 +63,7 @@ class PostgresSink:
         self._defined = defined
         # true after this process has seen the subscription: if it is missing later, it was dropped, and must not be created again
         self._known = defined
+        self._found: str | None = None
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -78,6 +79,7 @@ class PostgresSink:
         require_name(name)
         found = await subscription_exists(self._target, name)
         self._known = found or self._defined
+        self._found = name if found else None
         return found
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedPostgresSink:
@@ -177,6 +179,7 @@ class PostgresSink:
             rules=self._shared.rules,
             log=self._shared.log,
             workers=self._workers,
+            name=self._found,
         )
 
     def querying(self) -> contextlib.AbstractAsyncContextManager[Query]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import Finding, PublishedTable, TableName
-from subscriber.sinks.postgres import checks
 from subscriber.sinks.postgres.catalog.schema import VERSION
+from subscriber.sinks.postgres.sink import PostgresSink
 from tests.support.database import Database
-from tests.support.sink_postgres import Feed, opened
+from tests.support.roles import role
+from tests.support.sink_postgres import NAME, Feed, opened
 
 
 def published(name: str, *columns: str, identity: str = "d", types: tuple[int, ...] = ()) -> PublishedTable:
@@ -193,9 +196,30 @@ async def test_target_that_cannot_be_looked_at(target_db: Database) -> None:
         await findings(target_db, target=target_db.conninfo(password="wrong"))
 
 
-async def test_too_few_connections_for_apply_workers(target_db: Database) -> None:
-    async with opened(target_db) as feed:
-        assert await checks._connections(feed.opened.reader, 2) == []
-        (finding,) = await checks._connections(feed.opened.reader, 10_000)
-    assert "apply_workers = 10000 needs as many connections with the target" in finding.message
-    assert (finding.severity, "max_connections" in finding.hint) == ("warning", True)
+@pytest.mark.matrix
+async def test_room_for_apply_workers(any_target_db: Database) -> None:
+    """Connections and origins are counted, those of the subscription itself as free."""
+
+    async def lacks(workers: int, *, target: str | None = None, again: bool = False) -> list[str]:
+        sink = PostgresSink(target or any_target_db.dsn, options=SubscriptionOptions(), settings=Settings(apply_workers=workers))
+        assert await sink.exists(NAME) is again or not again
+        found = [each for each in await sink.check([], two_phase=False) if "apply_workers" in each.message]
+        assert {each.severity for each in found} <= {"warning"}
+        assert all("or decrease apply_workers" in each.hint for each in found)
+        return [each.message for each in found]
+
+    assert await lacks(1) == []
+    assert await lacks(2) == []
+    (line,) = await lacks(64)
+    free = int(re.fullmatch(r"apply_workers = 64 needs 65 replication origins in the target: (\d+) are free", line)[1])  # type: ignore[index]
+    assert await lacks(free - 1) == []
+    assert len(await lacks(free)) == 1
+    async with opened(any_target_db):
+        # its apply session has one
+        assert await lacks(free - 1, again=True) == []
+    with role(any_target_db) as few:
+        any_target_db.execute(f"ALTER ROLE {few.name} CONNECTION LIMIT 8; GRANT USAGE ON SCHEMA subscriber TO {few.name}")
+        assert await lacks(4, target=few.conninfo, again=True) == []
+        assert await lacks(5, target=few.conninfo, again=True) == [
+            "apply_workers = 5 needs 8 connections with the target, with those of every run: 7 are free"
+        ]
