@@ -197,7 +197,7 @@ class Search:
             self.values.append((columns[index].name, f"${number}"))
         self.predicate = " AND ".join(terms) or "true"
         table = mapping.table
-        self.one_of_many = mapping.key is None or not table.key_unique or table.triggered or origin is not None
+        self.one_of_many = mapping.unique_key is None or table.triggered or origin is not None
 
     @property
     def found(self) -> str:

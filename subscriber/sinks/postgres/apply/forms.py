@@ -290,10 +290,10 @@ def _read_kind(column: TargetColumn, kind: int) -> int:
 
 def has_exact_key(mapping: RelationMapping) -> bool:
     """Whether rows with different bytes in the key are different rows, and only the key makes rows unique. Else no form has keys."""
-    table = mapping.table
-    if not mapping.key or not table.key_unique or table.other_unique:
+    key = mapping.unique_key
+    if key is None or mapping.table.other_unique:
         return False
-    for index, equals in mapping.key:
+    for index, equals in key:
         remote, column = mapping.remote.columns[index], mapping.columns[index]
         if not column.deterministic or equals != _EQUALS:
             return False
@@ -323,11 +323,11 @@ def _is_text(value: bytes) -> bool:
 
 
 def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[int, ...], origin: int | None) -> Statement | None:
-    table = mapping.table
+    table, key = mapping.table, mapping.unique_key
     if table.watched or not arrays or not all(can_be_element(mapping.columns[index], kinds[index]) for index in arrays):
         return None
     if tag == Tag.INSERT and _resolves_inserts(mapping):
-        if table.other_unique or not table.key_unique or not mapping.key or any(index not in arrays for index, _ in mapping.key):
+        if table.other_unique or key is None or any(index not in arrays for index, _ in key):
             return None
         tracked = origin is not None
         return mapping.statement(
@@ -336,7 +336,7 @@ def _together(mapping: RelationMapping, tag: int, kinds: bytes, arrays: tuple[in
         )
     if tag == Tag.INSERT:
         make = insert_set
-    elif origin is not None or not table.key_unique or not mapping.key or any(index not in arrays for index, _ in mapping.key):
+    elif origin is not None or key is None or any(index not in arrays for index, _ in key):
         return None
     elif tag == Tag.DELETE:
         make = delete_set

@@ -102,7 +102,7 @@ def _followed(mapping: RelationMapping, indexes: Sequence[dict[str, Any]], defau
         mapping.remote,
         mapping.table.tree,
         known if len(known) == len(keys) else None,
-        finds=mapping.key is not None,
+        finds_one=mapping.unique_key is not None,
         inserts_alone=not defaults <= sent,
     )
 

@@ -9,7 +9,7 @@ A table is changed *as a whole*, and meets every other change of it, in these ca
 
 * A unique index has an expression, a column that the publisher does not send, a type whose equal values may differ in their bytes, or a
   nondeterministic collation. Or it is an exclusion constraint.
-* UPDATE or DELETE finds the row by all its columns, because the target has no key.
+* UPDATE or DELETE may find several rows: the target has no key, or one that is unique only in each partition.
 * INSERT leaves a column to its default, whose value may depend on the order: a sequence, the time.
 * A large value in a unique index was not sent, because it did not change, but another column of the index was.
 * The group has too many keys of the table (:data:`MOST_KEYS`).
@@ -41,6 +41,8 @@ __all__ = ["MOST_KEYS", "FollowedTable", "GroupKeys", "KeyReader", "UniqueKey"]
 
 MOST_KEYS: Final = 50_000
 """The number of keys of one table that a group keeps."""
+_MOST_READ: Final = 1024**2
+"""The size of the changes whose values are in memory once more, in bytes, to read their keys. Of a larger change, all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +70,14 @@ class FollowedTable:
         relation: the publisher's relation.
         tree: identifies the table. The tables of a tree of partitions count as one, because they share rows.
         keys: its unique indexes; None: each change is one of the whole table.
-        finds: UPDATE and DELETE find the row by one of the keys.
+        finds_one: UPDATE and DELETE find the row by one of the keys, and no other row has this key.
         inserts_alone: INSERT leaves a column to a default that may depend on the order.
     """
 
     relation: Relation
     tree: int
     keys: tuple[UniqueKey, ...] | None
-    finds: bool = True
+    finds_one: bool = True
     inserts_alone: bool = False
 
 
@@ -165,15 +167,15 @@ class KeyReader:
         found = GroupKeys()
         place, count = 0, len(records)
         while place < count:
-            groups, stop = places_by_header(records, place, count, 1)
+            groups, stop = places_by_header(records, place, count, 1, _MOST_READ)
             for places in groups.values():
                 if not self._read_alike([records[each] for each in places], found):
                     return None
-            place = stop
-            if place < count:
+            if not groups:
                 if not self._changes_nothing(records[place]):
                     return None
-                place += 1
+                stop += 1
+            place = stop
         return found
 
     def _changes_nothing(self, record: bytes) -> bool:
@@ -224,7 +226,7 @@ def _read_keys(
 ) -> Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], Iterable[object]]]] | None:
     """How to read the keys of changes with this form."""
     inserts = isinstance(message, Insert)
-    if table.keys is None or (table.inserts_alone if inserts else not table.finds):
+    if table.keys is None or (table.inserts_alone if inserts else not table.finds_one):
         return None
     width = len(table.relation.columns)
     old = None if isinstance(message, Insert) else message.key or message.old

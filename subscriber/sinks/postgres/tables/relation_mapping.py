@@ -222,6 +222,11 @@ class RelationMapping:
     resolving: Resolving | None = None
     _statements: dict[Hashable, Statement] = field(default_factory=dict)
 
+    @property
+    def unique_key(self) -> tuple[tuple[int, str | None], ...] | None:
+        """The key, if it finds one row at most. None: rows may be equal, or have an equal key in different partitions."""
+        return self.key if self.table.key_unique else None
+
     def statement(self, pattern: Hashable, make: Callable[[], Statement]) -> Statement:
         """The statement for changes with a pattern. It is made once."""
         found = self._statements.get(pattern)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -166,9 +167,9 @@ ONE = Remote("one", "v", relation_id=4712)
 
 
 def group(*messages: Message, **table: object) -> GroupKeys | None:
-    usual = {"keys": (PRIMARY, NUMBER), "finds": True}
+    usual = {"keys": (PRIMARY, NUMBER), "finds_one": True}
     followed = FollowedTable(T.relation, 1, **(usual | table))  # type: ignore[arg-type]
-    free = FollowedTable(ONE.relation, 2, (), finds=False)
+    free = FollowedTable(ONE.relation, 2, (), finds_one=False)
     return KeyReader({T.relation_id: followed, ONE.relation_id: free}).read([encode(message) for message in messages])
 
 
@@ -210,7 +211,7 @@ def test_tables_without_known_keys() -> None:
     assert meet(insert(1), insert(2), keys=None)
     assert meet(insert(1), insert(2), inserts_alone=True)
     assert not meet(T.update(1, "1", ""), T.update(2, "2", ""), inserts_alone=True)
-    assert meet(T.update(1, "1", ""), T.update(2, "2", ""), finds=False)
+    assert meet(T.update(1, "1", ""), T.update(2, "2", ""), finds_one=False)
 
 
 def test_nulls_that_are_equal() -> None:
@@ -240,6 +241,21 @@ def test_too_many_keys_count_as_the_whole_table(monkeypatch: pytest.MonkeyPatch)
     assert large is not None
     assert small is not None
     assert large.meets(small)
+
+
+def test_values_are_read_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "_MOST_READ", 1000)
+    sizes = []
+    add = GroupKeys.add
+
+    def observed(self: GroupKeys, form: Any, rows: Sequence[Any]) -> None:
+        sizes.append(len(rows))
+        add(self, form, rows)
+
+    monkeypatch.setattr(GroupKeys, "add", observed)
+    found = group(*(T.insert(number, str(number), "x" * 100) for number in range(50)), T.relation, T.insert(50, "50", ""))
+    assert found is not None
+    assert (found.tables, max(sizes)) == ({1: 51}, 8)
 
 
 def test_changes_of_many_forms_are_read() -> None:
