@@ -63,7 +63,10 @@ class PostgresTarget:
         database.execute("SET timezone = 'UTC'; SET datestyle = ISO; SET extra_float_digits = 3; SET bytea_output = hex")
 
     def new_sink(self) -> Sink:
-        return PostgresSink(self._database.dsn, options=OPTIONS, settings=Settings())
+        return self.new_sink_with_workers(1)
+
+    def new_sink_with_workers(self, workers: int) -> Sink:
+        return PostgresSink(self._database.dsn, options=OPTIONS, settings=Settings(apply_workers=workers))
 
     async def create_table(self, table: Table) -> None:
         columns = [

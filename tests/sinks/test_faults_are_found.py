@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from unittest import SkipTest
@@ -212,3 +213,31 @@ async def test_a_fault_is_found(kind: type[OpenedMemorySink]) -> None:
 
 async def test_nothing_is_found_where_there_is_no_fault() -> None:
     assert await _failing(OpenedMemorySink) is None
+
+
+class _CommitsOutOfOrder(OpenedMemorySink):
+    async def apply(self, batch: Batch) -> None:
+        before, half = self._position, len(batch.transactions) // 2
+        if half:
+            await super().apply(Batch(batch.transactions[half:], batch.gate))
+            # a reader may come
+            await asyncio.sleep(0)
+            self._record.position = before
+        await super().apply(Batch(batch.transactions[:half] or batch.transactions, batch.gate))
+
+
+class _WorkersAdapter(_Adapter):
+    def new_sink(self) -> Sink:
+        return self.new_sink_with_workers(1)
+
+    def new_sink_with_workers(self, workers: int) -> Sink:
+        sink = MemorySink(self._target, self._kind)
+        sink.has_apply_workers = True  # type: ignore[attr-defined]
+        return sink
+
+
+async def test_a_commit_out_of_order_is_found() -> None:
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "parallel.workers"]
+    await scenario.run(_WorkersAdapter(OpenedMemorySink))
+    with pytest.raises(AssertionError, match="rows that were visible"):
+        await scenario.run(_WorkersAdapter(_CommitsOutOfOrder))

@@ -13,6 +13,17 @@ The suite distinguishes sinks only by the abilities that they implement (:mod:`s
 from subscriber.testing.compliance.sample_messages import ColumnDefinition, Table, TypeName
 from subscriber.testing.compliance.scenarios import Scenario
 from subscriber.testing.compliance.suite import SCENARIOS
-from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget, Traits
+from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget, Traits, WorkersTarget
 
-__all__ = ["SCENARIOS", "ColumnDefinition", "ComplianceTarget", "Row", "Scenario", "SettableTarget", "Table", "Traits", "TypeName"]
+__all__ = [
+    "SCENARIOS",
+    "ColumnDefinition",
+    "ComplianceTarget",
+    "Row",
+    "Scenario",
+    "SettableTarget",
+    "Table",
+    "Traits",
+    "TypeName",
+    "WorkersTarget",
+]

@@ -24,7 +24,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, Message, Relation, RollbackPrepared
 from subscriber.testing.compliance.assertions import equal
 from subscriber.testing.compliance.sample_messages import Table
-from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget
+from subscriber.testing.compliance.target import ComplianceTarget, Row, SettableTarget, WorkersTarget
 from subscriber.transaction.model import PreparedTransaction, Transaction
 from subscriber.types.builtin import SQL_NAMES
 from subscriber.verification.values import normalizer
@@ -115,6 +115,12 @@ class Feed:
         assert isinstance(self.target, SettableTarget), "the target of such a sink must have new_sink_with()"
         await self.close()
         self.sink = self.target.new_sink_with(settings)
+        await self.open()
+
+    async def reopen_with_workers(self, workers: int) -> None:
+        assert isinstance(self.target, WorkersTarget), "the target of such a sink must have new_sink_with_workers()"
+        await self.close()
+        self.sink = self.target.new_sink_with_workers(workers)
         await self.open()
 
     async def position(self) -> Lsn:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 from unittest import SkipTest
 
-from subscriber.interfaces import ParallelSink, ParkingSink, TwoPhaseSink
+from subscriber.interfaces import ApplyWorkersSink, ParallelSink, ParkingSink, TwoPhaseSink
 from subscriber.testing.compliance.feed import Feed
 from subscriber.testing.compliance.target import ComplianceTarget, SettableTarget
 
@@ -24,8 +24,8 @@ class Scenario:
 
     Attributes:
         name: module and function.
-        needs: ``two_phase``, ``parallel_apply``, ``parking``: the sink must have this ability. ``settings``: the target must be a
-            :class:`SettableTarget`. Others are names of :class:`subscriber.testing.compliance.Traits`.
+        needs: ``two_phase``, ``parallel_apply``, ``parking``, ``apply_workers``: the sink must have this ability. ``settings``: the target
+            must be a :class:`SettableTarget`. Others are names of :class:`subscriber.testing.compliance.Traits`.
         function: the scenario. It gets a feed that is opened on an empty target.
     """
 
@@ -64,6 +64,8 @@ class Scenario:
 def _has(feed: Feed, need: str) -> bool:
     if need == "settings":
         return isinstance(feed.target, SettableTarget)
+    if need == "apply_workers":
+        return isinstance(feed.sink, ApplyWorkersSink) and feed.sink.has_apply_workers
     if need in _ABILITIES:
         return isinstance(feed.opened, _ABILITIES[need])
     return bool(getattr(feed.target.traits, need))

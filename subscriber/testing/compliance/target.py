@@ -10,7 +10,7 @@ from subscriber.config import Settings
 from subscriber.interfaces import Sink
 from subscriber.testing.compliance.sample_messages import Table
 
-__all__ = ["ComplianceTarget", "Row", "SettableTarget", "Traits"]
+__all__ = ["ComplianceTarget", "Row", "SettableTarget", "Traits", "WorkersTarget"]
 
 Row = tuple[object, ...]
 """Values in the order of the table's columns: PostgreSQL's text, or the value of the target's driver. None is NULL."""
@@ -78,4 +78,13 @@ class SettableTarget(ComplianceTarget, Protocol):
 
     def new_sink_with(self, settings: Settings) -> Sink:
         """Return a new sink with these settings, as :meth:`new_sink`."""
+        ...
+
+
+@runtime_checkable
+class WorkersTarget(ComplianceTarget, Protocol):
+    """A target whose sink honours the setting ``apply_workers``. If a sink has that ability, its target must be one."""
+
+    def new_sink_with_workers(self, workers: int) -> Sink:
+        """Return a new sink that applies transactions in so many sessions, as :meth:`new_sink`."""
         ...

@@ -1,6 +1,9 @@
-"""Streamed transactions that are applied before their end."""
+"""Streamed transactions that are applied before their end, and ordinary ones that several sessions apply."""
 
 from __future__ import annotations
+
+import asyncio
+from typing import Final
 
 from subscriber.apply.receiving.rolled_back import remove_changes
 from subscriber.interfaces import ParallelTransaction
@@ -14,6 +17,12 @@ from subscriber.transaction.model import PreparedTransaction, Transaction
 __all__ = ["scenarios"]
 
 scenarios = Scenarios("parallel")
+
+_COUNT: Final = 3000
+_TRANSACTIONS: Final = 1000
+"""Of a batch: enough for several sessions."""
+_LATER: Final = 300
+"""After so many transactions, a row is changed."""
 
 
 def _everything(_relation: Relation) -> bool:
@@ -96,3 +105,37 @@ async def prepare(feed: Feed) -> None:
     await feed.reopen()
     await feed.commit_prepared(made)
     await feed.expect(t, (1,))
+
+
+@scenarios.needing("apply_workers")
+async def workers(feed: Feed) -> None:
+    """Several sessions apply transactions. What a reader sees at any time is what the publisher had after one of them."""
+    t = Table("t", "*id int4", "n int4")
+    await feed.create(t)
+    await feed.reopen_with_workers(3)
+    await feed.apply(t.relation)
+    reading = asyncio.create_task(_read(feed, t))
+    for first in range(0, _COUNT, _TRANSACTIONS):
+        made = []
+        for number in range(first, first + _TRANSACTIONS):
+            later = [t.update(number - _LATER, 1)] if number >= _LATER else []
+            made.append(feed.transaction(t.insert(number, 0), *later))
+        await feed.give(*made)
+    reading.cancel()
+    await asyncio.wait({reading})
+    if not reading.cancelled():
+        reading.result()
+    await feed.expect(t, *_state(_COUNT))
+    equal(await feed.position(), feed.given, "the stored position")
+
+
+async def _read(feed: Feed, table: Table) -> None:
+    while True:
+        rows = sorted((int(str(number)), int(str(value))) for number, value in await feed.target.rows(table))
+        equal(rows, _state(len(rows)), f"rows that were visible, after transaction {rows[-1][0] if rows else 'none'}")
+        await asyncio.sleep(0)
+
+
+def _state(count: int) -> list[tuple[int, int]]:
+    """The rows after so many transactions."""
+    return [(number, int(number < count - _LATER)) for number in range(count)]
