@@ -75,7 +75,7 @@ demo-migration: $(VENV)/.demo
 	$(BIN)/python -m subscriber.testing.demonstration.migration $(if $(ROWS),--rows $(ROWS))
 
 bench: $(VENV)/.group-bench $(if $(filter spark,$(SINK)),$(VENV)/.spark)
-	$(BIN)/python -m tests.benchmark $(SINK) $(foreach key,TARGET VERSION ROWS SIZE WORKLOAD ENGINE SECONDS JSON DOCS RELAY,$(if $($(key)),$(key)=$($(key))))
+	$(BIN)/python -m tests.benchmark $(SINK) $(foreach key,TARGET VERSION ROWS ROUNDS SIZE WORKLOAD ENGINE SECONDS JSON DOCS RELAY,$(if $($(key)),$(key)=$($(key))))
 
 # --- test it
 

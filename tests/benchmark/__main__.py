@@ -24,14 +24,14 @@ def _positional(given: Given, **defaults: str) -> list[str]:
 def _postgres(given: Given) -> list[str]:
     figures = {"JSON": "docs/reference/benchmarks.json", "SVG": "docs/reference/benchmarks.svg"} if "DOCS" in given else {}
     relay = ["--relay"] if "RELAY" in given else []
-    return relay + _options(given, "VERSION", "ROWS", "WORKLOAD") + _options({**figures, **given}, "JSON", "SVG")
+    return relay + _options(given, "VERSION", "ROWS", "WORKLOAD", "ROUNDS") + _options({**figures, **given}, "JSON", "SVG")
 
 
 BENCHMARKS: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Given], list[str]]]]] = {
     "sqlite": ("sinks", ("ROWS", "SIZE"), lambda given: ["sqlite", *_positional(given, ROWS="0", SIZE="0")]),
     "mariadb": ("sinks", ("ROWS", "SIZE"), lambda given: ["mariadb", *_positional(given, ROWS="0", SIZE="0")]),
-    "postgres": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "JSON", "DOCS", "RELAY"), _postgres),
-    "landing": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "JSON"), lambda given: [*_postgres(given), "--landing"]),
+    "postgres": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "ROUNDS", "JSON", "DOCS", "RELAY"), _postgres),
+    "landing": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "ROUNDS", "JSON"), lambda given: [*_postgres(given), "--landing"]),
     "path": ("postgres.path", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "spark": ("spark", ("ROWS", "WORKLOAD", "ENGINE", "SECONDS"), lambda given: _options(given, "ROWS", "WORKLOAD", "ENGINE", "SECONDS")),
     "migration": ("migration", ("ROWS",), lambda given: _positional(given, ROWS="0")),

@@ -13,7 +13,7 @@ from typing import Final
 
 from subscriber import __version__
 from subscriber._implementation import implementation
-from tests.benchmark.postgres.contenders import FourWorkers, Limit, Native, Ours, Relayed, TwoWorkers
+from tests.benchmark.postgres.contenders import FourWorkers, GroupsOnly, Limit, Native, Ours, Relayed, TwoWorkers
 from tests.benchmark.postgres.figures import Timing
 from tests.benchmark.postgres.landing import LakeBed, Landing, lake_bed
 from tests.benchmark.postgres.latency import ROWS, measure_commands, measure_latency
@@ -69,8 +69,8 @@ def _measure(place: Bed, name: str, scale: float, rounds: int, *, relay: bool = 
         size = max(int(stream.size * scale), 1)
         ours = [Landing] if isinstance(place, LakeBed) else [Relayed, Ours] if relay else [Native, Ours]
         if name in PARALLEL:
-            ours = [Native, Ours, TwoWorkers, FourWorkers]
-        with place.slow_flush(stream.flush):
+            ours = [Native, Ours, TwoWorkers, FourWorkers, *([GroupsOnly] if stream.calculated else [])]
+        with place.target_settings(stream.settings):
             samples = measure_stream(place, stream, size, rounds, _tell, readers=[Limit, *ours])
         if name == START:
             firsts = {who: [run.startup + run.wall for run in runs] for who, runs in samples.items() if who != LIMIT}

@@ -15,13 +15,20 @@ from tests.benchmark.postgres.processes import peak_memory, tree_cpu
 from tests.benchmark.postgres.servers import CLIENTS_VERSION, END, Bed
 from tests.support.program import environment
 
-__all__ = ["COMMAND", "Contender", "FourWorkers", "Limit", "Native", "Ours", "Relayed", "TwoWorkers", "streaming"]
+__all__ = ["COMMAND", "Contender", "FourWorkers", "GroupsOnly", "Limit", "Native", "Ours", "Relayed", "TwoWorkers", "streaming"]
 
 _PROTOCOLS: Final = {13: 1, 14: 2, 15: 3}
 _NEWEST_PROTOCOL: Final = 4
 _PARALLEL_SINCE: Final = 16
 _STOP_SECONDS: Final = 60.0
 _COPIED: Final = "SELECT count(*) FROM {relations} WHERE srsubstate IN ('s', 'r')"
+_GROUPS_ONLY: Final = """
+import sys
+from subscriber.cli import main
+from subscriber.sinks.postgres.parallel.pace import Pace
+Pace.prefers_groups = lambda _: True
+sys.exit(main())
+"""
 COMMAND: Final = (sys.executable, "-m", "subscriber", "--quiet")
 
 
@@ -230,6 +237,16 @@ class FourWorkers(TwoWorkers):
     """The same with four."""
 
     name = "4 workers"
+
+
+class GroupsOnly(FourWorkers):
+    """The same if every batch is applied in groups, also where one session is faster on this machine."""
+
+    name = "4 workers, groups only"
+
+    def command(self) -> list[str]:
+        _, _, _, *arguments = super().command()
+        return [sys.executable, "-c", _GROUPS_ONLY, *arguments]
 
 
 class Relayed(Ours):

@@ -16,6 +16,7 @@ __all__ = ["LIMIT", "Report", "Result"]
 LIMIT: Final = "pg_recvlogical"
 NATIVE: Final = "native"
 OURS: Final = "subscriber"
+SHARED: Final = "4 workers, groups only"
 _COLORS: Final = {LIMIT: "#9aa5b1", NATIVE: "#2f6f9f", OURS: "#d9822b"}
 _MEGABYTE: Final = 1e6
 _LEFT: Final = 250
@@ -42,6 +43,23 @@ class Result:
         """How many times the wall time of another reader ours is."""
         medians = self.medians()
         return medians[OURS].wall / medians[other].wall if other in medians else None
+
+    def calculated(self) -> dict[int, tuple[float, str]]:
+        """What enough cores would give, for each number of sessions: seconds, and the part that takes them. Calculated, not measured.
+
+        Each process has a core of its own, the sessions share the target's work, and nothing waits for locks or for the disk. The work is
+        that of :data:`SHARED`, in which every batch is applied in groups; for one session, that of one session.
+        """
+        medians = self.medians()
+        if SHARED not in medians:
+            return {}
+        found = {}
+        for sessions in (1, 2, 4, 8):
+            sample = medians[OURS if sessions == 1 else SHARED]
+            parts = {"walsender": sample.walsender, OURS: sample.subscriber, "target": sample.target / sessions}
+            slowest = max(parts, key=lambda part: parts[part])
+            found[sessions] = parts[slowest], slowest
+        return found
 
     def cpu_ratio(self) -> float | None:
         """Processor time of subscriber and target, ours beside native's."""
@@ -86,6 +104,7 @@ class Report:
                 "ours / native": result.ratio(NATIVE),
                 "ours / pg_recvlogical": result.ratio(LIMIT),
                 "cpu of subscriber and target, ours / native": result.cpu_ratio(),
+                "calculated seconds with a core for each process": result.calculated(),
             }
             for result in self.results
         ]
@@ -97,6 +116,7 @@ class Report:
         rows = [_HEAD, *(row for result in self.results for row in _lines(result))]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [line for result in self.results for line in _calculated(result)]
         lines += [f"{timing.title}: {timing.who} {timing.median:.1f} ms, p95 {timing.p95:.1f} ms" for timing in self.timings]
         return "\n".join([*(f"{name}: {value}" for name, value in self.about.items()), "", *lines])
 
@@ -156,6 +176,12 @@ def _lines(result: Result) -> Iterator[list[str]]:
         seconds = (sample.wall, sample.startup, sample.walsender, sample.subscriber, sample.target)
         ratios = (result.ratio(NATIVE), result.ratio(LIMIT), result.cpu_ratio()) if name == OURS else (None, None, None)
         yield [result.workload, name, *(f"{value:.2f}" for value in seconds), f"{sample.memory / _MEGABYTE:.0f}", *map(_number, ratios)]
+
+
+def _calculated(result: Result) -> Iterator[str]:
+    parts = [f"{sessions}: {seconds:.1f} s ({part})" for sessions, (seconds, part) in result.calculated().items()]
+    if parts:
+        yield f"{result.workload}, calculated from processor time for sessions with a core each: {', '.join(parts)}"
 
 
 def _table(rows: list[list[str]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from subscriber.protocol.lsn import Lsn
@@ -53,7 +53,6 @@ class Bed:
         self.version = publisher.version
         self.publisher_server = ServerAddress(publisher.dsn(), publisher.version)
         self.target_server = ServerAddress(target.dsn(), target.version)
-        self._clusters = Cluster(publisher), Cluster(target)
         self._servers = publisher, target
         self._administration = Database(self.target_server, "postgres")
         self.end = Lsn(0)
@@ -85,23 +84,25 @@ class Bed:
         self.publisher.execute("VACUUM ANALYZE")
 
     @contextlib.contextmanager
-    def slow_flush(self, microseconds: int) -> Iterator[None]:
-        """Let commits of the target wait for the disk, which takes so long; 0: change nothing."""
-        if not microseconds:
+    def target_settings(self, settings: Mapping[str, str]) -> Iterator[None]:
+        """Let the target's server have these settings. With fsync, commits wait until they are on disk."""
+        if not settings:
             yield
             return
-        self.synchronous_commit = "on"
-        self._set(fsync="on", commit_delay=str(microseconds), commit_siblings="0")
+        for name, value in settings.items():
+            self._administration.execute(f"ALTER SYSTEM SET {name} = '{value}'")
+        self._restart_target()
+        self.synchronous_commit = "on" if settings.get("fsync") == "on" else "off"
         try:
             yield
         finally:
             self.synchronous_commit = "off"
-            self._set(fsync="off", commit_delay="0", commit_siblings="5")
+            self._administration.execute("ALTER SYSTEM RESET ALL")
+            self._restart_target()
 
-    def _set(self, **settings: str) -> None:
-        for name, value in settings.items():
-            self._administration.execute(f"ALTER SYSTEM SET {name} = {value}")
-        self._administration.execute("SELECT pg_reload_conf()")
+    def _restart_target(self) -> None:
+        self._servers[1].restart()
+        self._administration.reconnect()
 
     def stream_beyond(self, kilobytes: int) -> None:
         """Let the publisher stream transactions that need more memory."""
@@ -153,11 +154,11 @@ class Bed:
 
     def publisher_cpu(self) -> float:
         """Seconds of the publisher's processes, except our session."""
-        return self._clusters[0].cpu(self.publisher.value("SELECT pg_backend_pid()"))
+        return Cluster(self._servers[0]).cpu(self.publisher.value("SELECT pg_backend_pid()"))
 
     def target_cpu(self) -> float:
         """Seconds of the target's processes, except our session."""
-        return self._clusters[1].cpu(self.target.value("SELECT pg_backend_pid()"))
+        return Cluster(self._servers[1]).cpu(self.target.value("SELECT pg_backend_pid()"))
 
     def check_rows(self) -> None:
         """Compare the rows of publisher and target.

@@ -6,7 +6,8 @@ seconds or more on a machine with two cores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 __all__ = ["COPIES", "NARROW", "PARALLEL", "STREAMS", "Copy", "Stream"]
@@ -24,7 +25,8 @@ class Stream:
         write: SQL for the publisher; None: pgbench.
         streamed: whether subscriptions stream transactions in progress with versions that do not do it by default, and at every scale.
         clients: of pgbench.
-        flush: the target's commits wait for the disk, which takes so many microseconds; 0: they do not wait.
+        settings: of the target's server. With fsync, commits wait until they are on disk.
+        calculated: whether the processor is the limit, so that what more cores would give is calculated.
     """
 
     title: str
@@ -34,7 +36,8 @@ class Stream:
     changes: float = 1
     streamed: bool = False
     clients: int = 4
-    flush: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
+    calculated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +164,33 @@ _INDEXES: Final = " ".join(f"CREATE INDEX ON t (a{number});" for number in range
 _RANDOM: Final = ", ".join(f"hashint4(g + {number})" for number in range(8))
 _UPDATED: Final = ", ".join(f"a{number} = hashint4(i + {number})" for number in range(8))
 
+_ANY: Final = "SELECT 1 + (hashint4(10 * i + g)::bigint & 2147483647) % ({n} * 10) FROM generate_series(0, 9) AS g"
+
 PARALLEL: Final = {
-    "parallel-tpcb": Stream("pgbench TPC-B, 8 clients", 160_000, _TPCB, None, changes=4, clients=8),
+    **{
+        f"parallel-tpcb-{clients}": Stream(
+            f"pgbench TPC-B, {clients} clients", 60_000, _TPCB, None, changes=4, clients=clients, calculated=clients == 8
+        )
+        for clients in (8, 32, 64)
+    },
     "parallel-indexes": Stream(
         "random updates of a table with 8 indexes",
-        30_000,
+        15_000,
         f"CREATE TABLE t (id int PRIMARY KEY, {_INDEXED}, c text); {_INDEXES}"
         f" INSERT INTO t SELECT g, {_RANDOM}, md5(g::text) FROM generate_series(1, {{n}} * 10) AS g;",
-        _each(
-            f"UPDATE t SET {_UPDATED} WHERE id IN"
-            " (SELECT 1 + (hashint4(10 * i + g)::bigint & 2147483647) % ({n} * 10) FROM generate_series(0, 9) AS g)"
-        ),
+        _each(f"UPDATE t SET {_UPDATED} WHERE id IN ({_ANY})"),
         changes=10,
+        calculated=True,
+    ),
+    "parallel-buffers": Stream(
+        "random updates of a table larger than shared_buffers",
+        25_000,
+        "CREATE TABLE t (id int PRIMARY KEY, a int, c char(300));"
+        " INSERT INTO t SELECT g, 0, md5(g::text) FROM generate_series(1, {n} * 10) AS g;",
+        _each(f"UPDATE t SET a = i WHERE id IN ({_ANY})"),
+        changes=10,
+        settings={"shared_buffers": "8MB"},
+        calculated=True,
     ),
     "parallel-flush": Stream(
         "transactions of ten rows, commits wait 2 ms",
@@ -180,7 +198,7 @@ PARALLEL: Final = {
         NARROW,
         _each(f"INSERT INTO t SELECT {_VALUES} FROM generate_series(i * 10, i * 10 + 9) AS g"),
         changes=10,
-        flush=2000,
+        settings={"fsync": "on", "commit_delay": "2000", "commit_siblings": "0"},
     ),
 }
 """For ``apply_workers``."""
