@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from subscriber import crash_points
+from subscriber import Until, crash_points
 from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import Batch
 from subscriber.sinks.postgres.apply.applier import Applier
@@ -26,12 +26,16 @@ from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 from subscriber.sinks.postgres.parallel.keys import GroupKeys
 from subscriber.sinks.postgres.parallel.pace import Pace
+from subscriber.subscription.cutover.cutover import cutover
+from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.transaction.model import Transaction
 from tests.support.database import Database
+from tests.support.managed import catch_up, create, launched
 from tests.support.observation import all_ready, until
-from tests.support.prefixes import History, Reader
-from tests.support.replica import QUICK, Replica, replica
+from tests.support.prefixes import Alterer, History, Reader
+from tests.support.replica import QUICK, Replica, replica, subscription_of
 from tests.support.roles import role
+from tests.support.verification import verified
 
 WORKERS = replace(QUICK, apply_workers=3, batch_rows=120)
 TRANSACTIONS = 250
@@ -86,23 +90,26 @@ async def behind(publisher: Database, target: Database, write: Callable[[], None
         yield found
 
 
-async def check(publisher: Database, target: Database, seed: int, *, planted: bool = False) -> str | None:
+async def check(publisher: Database, target: Database, seed: int, *, planted: bool = False, altered: bool = False) -> str | None:
     """Run a history, with a reader.
 
     Args:
         publisher, target: empty.
         seed: of the history.
+        altered: the tables of the target are altered meanwhile.
         planted: there is a mistake, because of which the target may also reject a change.
 
     Returns:
         What the reader found, or why the target rejected a change.
     """
-    history = History(publisher, target, random.Random(seed))
-    reader = Reader(history)
+    rng = random.Random(seed)
+    history = History(publisher, target, rng)
+    reader, alterer = Reader(history), Alterer(history, rng)
+    print(f"seed {seed}", history.schema)
     try:
         async with behind(publisher, target, lambda: history.write(TRANSACTIONS)) as found:
             subscription, end = found.subscription, publisher.current_lsn()
-            with reader.reading():
+            with reader.running(), alterer.running() if altered else contextlib.nullcontext():
                 if planted:
                     await until(
                         lambda: bool(reader.problem or subscription.status.last_error or subscription.status.flushed >= end), "the end"
@@ -115,7 +122,7 @@ async def check(publisher: Database, target: Database, seed: int, *, planted: bo
                 assert (statistics.confl_update_missing, statistics.confl_delete_missing) == (0, 0)
     finally:
         history.close()
-    print(f"seed {seed}: {len(reader.seen)} states of {len(history.digests)}", history.schema)
+    print(f"seed {seed}: {len(reader.seen)} states of {len(history.digests)}, {alterer.done} alterations")
     return reader.problem
 
 
@@ -129,6 +136,12 @@ async def test_a_reader_sees_prefixes(publisher_db: Database, any_target_db: Dat
     assert await check(publisher_db, any_target_db, secrets.randbelow(10**6)) is None
     print(counts.committed, counts.failed)
     assert counts.committed
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("number", SEEDS)
+async def test_tables_of_the_target_are_altered(publisher18_db: Database, target_db: Database, number: int) -> None:
+    assert await check(publisher18_db, target_db, secrets.randbelow(10**6), altered=True) is None
 
 
 @pytest.mark.timeout(180)
@@ -368,4 +381,107 @@ async def test_too_few_connections(publisher18_db: Database, target_db: Database
         (line,) = [record.getMessage() for record in caplog.records if "apply_workers = 3" in record.getMessage()]
         assert "only 1 of these sessions could be opened in the target" in line
         assert "too many connections" in line
+    assert counts.committed
+
+
+@pytest.mark.timeout(180)
+async def test_sessions_are_ended_at_each_stage(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, counts: Counts
+) -> None:
+    """The session of a group, or the apply session, ends while the group waits for its turn and at each step of its commit."""
+    whose = {
+        "session": "LIKE '%parallel apply'",
+        "apply session": f"= 'replica_{publisher18_db.name}'",
+    }
+    points = "waits", "postgres.changes_sent", "postgres.end_sent", "postgres.committed"
+    left = [(point, session) for point in points for session in whose]
+    commit, inside = GroupAttempt.commit, False
+
+    def end(point: str) -> None:
+        if inside and left and left[0][0] == point:
+            _, session = left.pop(0)
+            target_db.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                f" WHERE datname = current_database() AND application_name {whose[session]}"
+            )
+
+    async def observed(attempt: GroupAttempt) -> bool:
+        nonlocal inside
+        await asyncio.wait({attempt._task})
+        inside = attempt.failure is None
+        try:
+            end("waits")
+            return await commit(attempt)
+        finally:
+            inside = False
+
+    monkeypatch.setattr(GroupAttempt, "commit", observed)
+    with crash_points.watched(end):
+        assert await check(publisher18_db, target_db, secrets.randbelow(10**6)) is None
+    assert not left
+
+
+async def test_other_settings(publisher18_db: Database, target_db: Database, counts: Counts) -> None:
+    """Where groups are not used, and where they are: the rows are the same."""
+    make(publisher18_db, target_db)
+    cases: list[tuple[bool, dict[str, Any]]] = [
+        (True, {"max_apply_rate": 500_000}),
+        (True, {"streaming": "off", "two_phase": True}),
+        (False, {"settings": replace(WORKERS, apply_workers=1)}),
+        (False, {"settings": replace(WORKERS, schema_change="follow")}),
+        (False, {"conflict": {"insert_exists": "apply_remote", "update_missing": "insert"}}),
+    ]
+    for number, (in_groups, arguments) in enumerate(cases):
+        before, first = counts.committed, 1 + 1000 * number
+        write = partial(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x'); UPDATE t SET v = 'y' WHERE id = i - 100", 300, first)
+        async with behind(publisher18_db, target_db, write, copy_data=False, **arguments) as found:
+            await found.same(ROWS)
+            statistics = found.subscription.status.statistics
+            assert statistics.confl_update_missing == 0
+        assert (counts.committed > before) is in_groups, arguments
+    assert not counts.failed
+
+
+async def test_what_stops_finds_whole_transactions(publisher18_db: Database, target_db: Database, counts: Counts) -> None:
+    """``--until-lsn`` and ``verify`` while there is much to apply; then nothing."""
+    history = History(publisher18_db, target_db, random.Random(secrets.randbelow(10**6)))
+    print(history.schema)
+    arguments: dict[str, Any] = {"settings": WORKERS}
+    async with replica(publisher18_db, target_db, **arguments) as found:
+        await all_ready(found)
+    history.write(100)
+    lsn, wanted = publisher18_db.current_lsn(), len(history.digests) - 1
+    history.write(200)
+    reader = Reader(history)
+    await subscription_of(publisher18_db, target_db, **arguments).run(Until(lsn))
+    with contextlib.closing(target_db.connect()) as session:
+        reader.step(session)
+    assert reader.problem is None
+    assert max(reader.seen) >= wanted
+    async with replica(publisher18_db, target_db, **arguments) as found:
+        with reader.running():
+            while found.subscription.status.applied < publisher18_db.current_lsn():
+                report = await verified(found)
+                assert report.equal, report
+        assert reader.problem is None
+        # nothing is committed any more, but WAL is written
+        publisher18_db.execute("SELECT pg_logical_emit_message(false, 'idle', 'nothing'), pg_switch_wal()")
+        await found.caught_up()
+    assert target_db.value(history.digest) == history.digests[-1]
+    assert counts.committed
+    history.close()
+
+
+async def test_cutover_with_a_backlog(publisher18_db: Database, target_db: Database, counts: Counts) -> None:
+    make(publisher18_db, target_db)
+    target_db.execute("DELETE FROM hits")
+    name = await create(publisher18_db, target_db)
+    async with launched(target_db, settings=WORKERS):
+        await asyncio.to_thread(catch_up, publisher18_db, target_db, name)
+        await asyncio.to_thread(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x'); UPDATE t SET v = 'y' WHERE id = i - 100", 2000)
+        await cutover(name, target=target_db.dsn, options=CutoverOptions(verify="full", max_lag=60))
+        publisher18_db.reconnect()
+        target_db.reconnect()
+        assert target_db.fetch(ROWS) == publisher18_db.fetch(ROWS)
+        assert target_db.value("SELECT count(*) FROM t") == 2000
     assert counts.committed

@@ -40,12 +40,14 @@ def _resident(pid: int) -> float:
     return 0.0
 
 
-def _run(publisher: Database, target: Database | str, spool: Path, *options: str) -> Peak:
+def _run(publisher: Database, target: Database | str, spool: Path, *options: str, workers: int | None = None) -> Peak:
     """``subscriber run --until-caught-up`` with the default settings; what it took at most."""
     url = target if isinstance(target, str) else target.dsn
     arguments = ["--connection", publisher.conninfo(), "--publication", "pub", "--target", url, "--name", f"memory_{publisher.name}"]
     for option in options:
         arguments += ["-o", option]
+    if workers is not None:
+        arguments += ["-c", f"apply_workers={workers}"]
     program = [sys.executable, "-m", "subscriber", "run", *arguments, "-c", f"spool_directory={spool}", "--until-caught-up"]
     began = time.monotonic()
     peak = spooled = 0.0
@@ -106,6 +108,20 @@ def test_a_transaction_of_large_rows(publisher18_db: Database, target_db: Databa
     assert target_db.fetch(query) == publisher18_db.fetch(query)
     assert peak.spooled_mb > 350
     assert peak.resident_mb < LIMIT_MB
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(300)
+def test_groups_of_transactions(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    """Four sessions, each with a group, and the keys of three indexes of all rows that wait."""
+    table = "CREATE TABLE t (id int PRIMARY KEY, a numeric UNIQUE, b text UNIQUE, c text)"
+    _prepare(publisher18_db, target_db, tmp_path, table)
+    write = "INSERT INTO t SELECT g, g, md5(g::text), repeat('x', 100) FROM generate_series(10 * i, 10 * i + 9) AS g"
+    publisher18_db.execute(f"DO $$ BEGIN FOR i IN 1..20000 LOOP {write}; COMMIT; END LOOP; END $$")
+    peak = _run(publisher18_db, target_db, tmp_path, workers=4)
+    print(f"200,000 rows in groups: {peak}")
+    assert target_db.fetch("SELECT count(*), count(DISTINCT id) FROM t") == [(200_000, 200_000)]
+    assert peak.resident_mb < 200
 
 
 SQLITE_CACHE_MB = 64
