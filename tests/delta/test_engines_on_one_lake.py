@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Delete, Insert, Message, Relation, Update
@@ -136,6 +137,34 @@ async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
     snapshot = all_rounds(Applier(storage(tmp_path), engine_of("merge", delta, tmp_path)))
     assert (snapshot.lsn, snapshot.tables[TABLE].version) == (300, version)
     assert operations(tmp_path, snapshot, "t")["MERGE"] == 1
+
+
+async def test_merge_whose_answer_was_lost_is_not_merged_again(
+    tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
+
+    sink = await begun(make(tmp_path))
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
+    await sink.advance(Lsn(200))
+    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=30))
+    all_rounds(work)
+    assert work.room() == 0.0
+    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b", None)), Insert(5, row("9", "c", None)))))
+    await sink.close()
+    merge = SparkEngine._merge
+
+    def answer_lost(*arguments: Any) -> None:
+        merge(*arguments)
+        raise TargetUnavailable("the Spark job failed: connection reset")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SparkEngine, "_merge", answer_lost)
+        snapshot = all_rounds(work)
+    assert (snapshot.lsn, snapshot.stopped) == (300, {})
+    assert operations(tmp_path, snapshot, "t")["MERGE"] == 1
+    assert applied_lsn(tmp_path, "t") == 300
+    assert work.room() == 0.0, "its files are no other program's"
 
 
 async def test_columns_come_and_go_and_change_their_types_under_merge(tmp_path: Path, delta: SparkSession) -> None:

@@ -385,20 +385,21 @@ class Applier:
         return any(file.table_id == table.id for manifest in manifests if manifest.end <= until for file in manifest.files)
 
     def _apply(self, works: Sequence[TableRound], progress: RoundProgress) -> None:
+        merged: list[LakeDelta] = []
         try:
             with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
                 list(pool.map(self._prepare, works))
             before = [work.delta.version for work in works]
+            merged = [work.delta for work in works if self._engine.merges(work)]
             results = self._engine.apply(works)
-        except (CommitConflict, TableStopped):
-            raise
-        except TableFailed as failed:
-            for one in (failed, *failed.others):
-                self._planner.require_files(one.work, one.error)
-            raise
         except TargetError as error:
-            for work in works:
-                self._planner.require_files(work, error)
+            self._room.know(merged)
+            if isinstance(error, TableFailed):
+                for one in (error, *error.others):
+                    self._planner.require_files(one.work, one.error)
+            elif not isinstance(error, CommitConflict | TableStopped):
+                for work in works:
+                    self._planner.require_files(work, error)
             raise
         for work, version, done in zip(works, before, results, strict=True):
             self._planner.remember(work, done)

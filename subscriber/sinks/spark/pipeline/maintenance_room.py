@@ -68,6 +68,13 @@ class MaintenanceRoom:
             return 0.0
         return min(left, self._since + _MOST_SECONDS - now)
 
+    def know(self, tables: Collection[DeltaReader]) -> None:
+        """Take all files in the directories of these tables for ours: a MERGE INTO that failed leaves files that no commit names."""
+        for table in tables:
+            if self._storage.root is not None:
+                with contextlib.suppress(TargetError):
+                    self._new_files(table.directory)
+
     def _look(self, table: DeltaReader, now: float) -> None:
         directory = table.directory
         new = self._new_files(directory)

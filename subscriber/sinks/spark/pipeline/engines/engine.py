@@ -202,6 +202,10 @@ class Engine(ABC):
         """The units of a table."""
         return work.plan.units
 
+    def merges(self, work: TableRound) -> bool:
+        """Whether Delta's MERGE INTO applies the changes, which gives the files of the table names of its own."""
+        return False
+
     def refuses(self, work: TableRound) -> str | None:
         """What prevents this engine from writing the table. None: nothing."""
         return work.delta.unwritable(columns=False) if work.delta.is_there else None

@@ -119,8 +119,8 @@ class SparkEngine(Engine):
             raise job_failed(spark, error) from error
         self._sessions: dict[str, SparkSession] = {}
 
-    def _merges(self, work: TableRound) -> bool:
-        """Whether MERGE applies the changes. Delta itself writes all features, delta-rs does not."""
+    def merges(self, work: TableRound) -> bool:
+        # Delta itself writes all features, delta-rs does not
         if work.delta.is_there and work.delta.is_append_only:
             return False
         only_delta = work.delta.is_there and work.delta.unwritable(columns=False) is not None
@@ -128,12 +128,12 @@ class SparkEngine(Engine):
         return self._can_merge and chosen and _is_mergeable(work)
 
     def refuses(self, work: TableRound) -> str | None:
-        return None if self._merges(work) else super().refuses(work)
+        return None if self.merges(work) else super().refuses(work)
 
     def refuses_columns(self, work: TableRound) -> str | None:
         new = set(work.task.schema.current.names) - set(work.delta.schema.names)
         # Delta adds columns, but no SQL of it marks those that are there
-        added = self._merges(work) and set(work.task.added) - work.delta.added <= new
+        added = self.merges(work) and set(work.task.added) - work.delta.added <= new
         return None if added and work.delta.takes_columns_of_delta(work.task.schema.current) else super().refuses_columns(work)
 
     def add_columns(self, work: TableRound) -> None:
@@ -155,7 +155,7 @@ class SparkEngine(Engine):
         work.delta.add_columns(work.task.schema.current, by_delta)
 
     def divide(self, work: TableRound) -> Sequence[Unit]:
-        if not self._merges(work):
+        if not self.merges(work):
             return work.plan.units
         self._storage.make_directory(ROUND_DIRECTORY)
         return [replace(unit, folded_into=ROUND_DIRECTORY) for unit in work.plan.units]
@@ -185,7 +185,7 @@ class SparkEngine(Engine):
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
         # after a TRUNCATE alone there are no units
-        if results[0].folded is None if results else not self._merges(work):
+        if results[0].folded is None if results else not self.merges(work):
             return super().commit(work, results)
         found = TableResult()
         for result in results:
