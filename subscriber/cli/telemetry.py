@@ -11,13 +11,11 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Final
 
+from subscriber.cli.http.site import Site, worked
 from subscriber.printable import printable
-
-if TYPE_CHECKING:
-    from subscriber.cli.http.site import Site
 
 __all__ = ["ENDPOINT", "exported"]
 
@@ -56,7 +54,7 @@ def exported(site: Site, *, served: bool) -> Iterator[None]:
         )
         yield
         return
-    with contextlib.nullcontext() if served else _working(site.work), telemetry.watching():
+    with contextlib.nullcontext() if served else _working(site), telemetry.watching():
         try:
             yield
         finally:
@@ -71,10 +69,10 @@ def _is_installed(package: str) -> bool:
 
 
 @contextlib.contextmanager
-def _working(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
-    """Run this in a thread of its own, as the server would."""
+def _working(site: Site) -> Iterator[None]:
+    """Let the site look at the servers in a thread of its own, as the server would."""
     loop = asyncio.new_event_loop()
-    task = loop.create_task(work())
+    task = loop.create_task(worked(site))
 
     def run() -> None:
         with contextlib.suppress(asyncio.CancelledError), contextlib.closing(loop):
@@ -85,5 +83,6 @@ def _working(work: Callable[[], Coroutine[Any, Any, None]]) -> Iterator[None]:
     try:
         yield
     finally:
-        loop.call_soon_threadsafe(task.cancel)
+        with contextlib.suppress(RuntimeError):  # a defect has ended it, and its loop is closed
+            loop.call_soon_threadsafe(task.cancel)
         thread.join()

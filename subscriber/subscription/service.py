@@ -65,7 +65,7 @@ class _Worker:
 
 
 class Service:
-    """Runs what a configuration file says.
+    """Runs what a configuration file says. It is made in the event loop that runs it.
 
     Args:
         options: parameters of the command line, which come before those of the file.
@@ -86,7 +86,7 @@ class Service:
         self._error: SubscriberError | None = None
         self._stop = False
         self._noted = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop = asyncio.get_running_loop()
         self._held = Counter[str]()
         self.paused: set[str] = set()
 
@@ -113,8 +113,7 @@ class Service:
 
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Stop a subscription of the file, and start it again at the end of the block. Any thread may do this while :meth:`run` runs."""
-        assert self._loop is not None
+        """Stop a subscription of the file, and start it again at the end of the block. Any thread may do this, also before :meth:`run`."""
         self._loop.call_soon_threadsafe(self._hold, f"subscriptions.{name}", 1)
         try:
             yield
@@ -176,7 +175,6 @@ class Service:
         Raises:
             SubscriberError: the error that disabled the last of them.
         """
-        self._loop = asyncio.get_running_loop()
         async with task_group() as group:
             try:
                 while not self._stop:

@@ -20,13 +20,17 @@ target = "copy"
 async def test_subscription_stays_stopped_until_the_last_one_releases_it() -> None:
     service = Service({}, {})
     service.configure(parse_configuration(FILE, lambda reference: reference))
-    run = asyncio.create_task(service.run())
 
     async def until(running: bool) -> None:
         async with asyncio.timeout(10):
             while bool(service.subscriptions) is not running:
                 await asyncio.sleep(0.01)
 
+    # the page serves before the service runs
+    with service.held("move"):
+        run = asyncio.create_task(service.run())
+        await asyncio.sleep(0.2)
+        assert not service.subscriptions
     await until(running=True)
     with service.held("move"):
         with service.held("move"):

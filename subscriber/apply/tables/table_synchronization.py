@@ -34,11 +34,11 @@ from typing import Protocol
 
 from subscriber import crash_points
 from subscriber.apply.all_changes import require_all_changes
-from subscriber.apply.batch import collect
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.receiving.receiver import Receiver
 from subscriber.apply.receiving.spool import SpoolDirectory
 from subscriber.apply.retry import may_recur
+from subscriber.apply.tables.table_share import TableShare
 from subscriber.apply.tables.table_state import TableStates
 from subscriber.apply.tasks import task_group
 from subscriber.config import Settings
@@ -58,7 +58,6 @@ from subscriber.interfaces import (
     TargetRows,
 )
 from subscriber.protocol.lsn import Lsn
-from subscriber.protocol.messages import Relation
 from subscriber.rate_limit import RateLimit
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.transaction.model import Transaction
@@ -229,6 +228,7 @@ class TableSynchronization:
         self._spool = spool
         self._source = run.source
         self._states = run.states
+        self._share = TableShare(table, run.apply_rate)
         self._slot: str | None = None
 
     async def run(self) -> None:
@@ -393,12 +393,16 @@ class TableSynchronization:
                 await receiver.close()
 
     async def _follow(self, receiver: Receiver, tracker: FlushTracker) -> None:
-        first_goal = self._states.handed
+        first_goal, rate = self._states.handed, self._run.apply_rate
         while True:
             moved()
-            if isinstance(receiver.peek(), Transaction):
+            event = receiver.peek()
+            if isinstance(event, Transaction) and (pause := rate.pause):
+                rate.hold(pause)
+                await receiver.rest(min(pause, _TICK))
+            elif isinstance(event, Transaction):
                 await self._apply_batch(receiver, tracker)
-            elif receiver.peek() is not None:
+            elif event is not None:
                 receiver.release(receiver.pop()[1])  # a logical message, which changes no rows
             else:
                 await receiver.wait(_TICK)
@@ -421,7 +425,7 @@ class TableSynchronization:
         return True
 
     async def _apply_batch(self, receiver: Receiver, tracker: FlushTracker) -> None:
-        batch, held = await collect(receiver, self._run.settings, self._gate, most=self._run.apply_rate.at_once)
+        batch, held = await self._share.collect(receiver, self._run.settings)
         try:
             await self._sink.apply(batch)
             crash_points.reached("copy.batch_applied")
@@ -430,7 +434,3 @@ class TableSynchronization:
         tracker.applied_to(batch.end_lsn)
         tracker.flush(batch.end_lsn)
         receiver.report()
-        await self._run.apply_rate.spend(sum(each.size for each in batch.transactions))
-
-    def _gate(self, relation: Relation, final_lsn: Lsn) -> bool:
-        return relation.namespace == self._table.namespace and relation.name == self._table.name

@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import socket
 import threading
-import traceback
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, Final
@@ -22,7 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from subscriber.cli.http.site import Site
+from subscriber.cli.http.site import Site, worked
 
 __all__ = ["ServerThread"]
 
@@ -141,15 +140,8 @@ class ServerThread:
         return await handler(request)
 
     async def _work(self) -> None:
-        """Let the site look at the servers. An error that it does not expect is a defect: it ends this, and ``/healthz`` tells it."""
-        try:
-            await self._site.work()
-        except Exception as error:
-            # not its text, which may have values
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            self._defect = f"{type(error).__name__} in {place.filename}:{place.lineno}"
-            _log.error("the page and the metrics show old values from now on, replication continues: %s", self._defect)
-            raise
+        """Let the site look at the servers. If a defect ends this, ``/healthz`` tells it."""
+        self._defect = await worked(self._site)
 
     async def _healthz(self, request: web.Request) -> web.Response:
         """Whether the program works: its main event loop answers, and what this server shows is not old."""

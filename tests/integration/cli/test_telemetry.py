@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from subscriber.apply.apply_times import BUCKETS
 from subscriber.cli.http.subscription_site import SubscriptionSite
-from subscriber.cli.telemetry import ENDPOINT
+from subscriber.cli.telemetry import ENDPOINT, exported
 from subscriber.cli.telemetry_export import Telemetry
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import until
@@ -177,6 +177,23 @@ def test_variable_that_the_sdk_refuses(publisher18_db: Database, target_db: Data
     assert done.status == 0
     assert "nothing is exported to OpenTelemetry: max_queue_size must be a positive integer" in done.errors
     assert "Traceback" not in done.errors
+
+
+def test_defect_is_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    # the bug was a traceback of the thread, and another one at the end
+    class Defective(SubscriptionSite):
+        async def work(self) -> None:
+            raise ZeroDivisionError("value-of-a-row")
+
+    monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:9")
+    with caplog.at_level("ERROR"), exported(Defective(dict), served=False):
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not caplog.records:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    (line,) = [each.getMessage() for each in caplog.records if each.name.startswith("subscriber.cli.http")]
+    assert "show old values from now on, replication continues: ZeroDivisionError in " in line
+    assert "value-of-a-row" not in caplog.text
 
 
 def test_nothing_is_imported_without_an_endpoint() -> None:
