@@ -114,6 +114,14 @@ class Observation:
     by_command_line: bool = False
 
     @property
+    def copies_wait(self) -> str | None:
+        """For people: that copies wait for ``copy_window``, and when it opens. None: they do not wait."""
+        if self.worker is None or self.details.copies_begin is None:
+            return None
+        opens = datetime.fromtimestamp(self.details.copies_begin, UTC).astimezone()
+        return f"copies wait for copy_window ({self.definition.options.copy_window}), which opens at {opens:%Y-%m-%d %H:%M%z}"
+
+    @property
     def left_out(self) -> Mapping[TableName, str]:
         """Published tables that the latest run left out, each with the reason, except those that were added later."""
         added = {table.table for table in self.tables}

@@ -121,9 +121,8 @@ def _tables(status: SubscriptionStatus) -> list[str]:
     counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
     counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
-    if found.worker is not None and found.details.copies_begin is not None:
-        begin = datetime.fromtimestamp(found.details.copies_begin, UTC).astimezone()
-        lines.append(f"    copies wait for copy_window ({found.definition.options.copy_window}), which opens at {begin:%Y-%m-%d %H:%M%z}")
+    if found.copies_wait is not None:
+        lines.append(f"    {found.copies_wait}")
     for table in tables:
         if table.retry is not None:
             lines.append(f"    {table.table}: {retrying(table.retry)}")

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
 
 from subscriber import Launcher, Settings, SubscriptionOptions, create_subscription
 from tests.support.database import WAIT_SECONDS, Database
 
 QUICK = Settings(wal_retrieve_retry_interval=0.2, wal_receiver_status_interval=1.0)
+
+
+def closed_window() -> str:
+    """A ``copy_window`` that opens in two hours."""
+    later = datetime.now(UTC) + timedelta(hours=2)
+    return f"{later:%H:%M}-{later + timedelta(hours=1):%H:%M} UTC"
 
 
 def catch_up(publisher: Database, target: Database, name: str) -> None:

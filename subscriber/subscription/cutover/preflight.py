@@ -132,6 +132,13 @@ async def find_cutover_problems(
                 error(message, hint)
     for message in _not_ready(found, tables):
         error(message, "`subscriber status` shows the tables, `subscriber alter --resync` brings back one that is parked; try again later")
+    if found.copies_wait is not None:
+        error(found.copies_wait, f"wait for it, or let them begin now: subscriber alter {name} --target URL -o copy_window=none")
+    if found.definition.options.max_apply_rate:
+        error(
+            "max_apply_rate would hold up the last changes while no one can write",
+            f"end the limit, also while it runs: subscriber alter {name} --target URL -o max_apply_rate=0",
+        )
     if not found.tables:
         error(f'subscription "{name}" has no tables', "add tables to the publication, and use `subscriber alter --refresh`")
     elif destination.fence is not None:

@@ -26,6 +26,9 @@ class CopyEstimate:
     Args:
         name: of the subscription; the launcher puts it before the names of tables.
         other: is told, too.
+
+    Attributes:
+        waits: why copies do not begin; None: they do.
     """
 
     def __init__(self, name: str, other: CopyProgress) -> None:
@@ -35,6 +38,7 @@ class CopyEstimate:
         self._rows: dict[TableName, int] = {}
         self._done = set[TableName]()
         self._samples = deque[tuple[float, float]](maxlen=_SAMPLES)
+        self.waits: str | None = None
 
     def plan(self, sizes: Mapping[TableName, TableSize], done: set[TableName]) -> None:
         """Count these tables, of which some are copied already."""
@@ -95,7 +99,7 @@ class CopyEstimate:
         tables = f"{done:,} of {len(self._sizes):,} tables"
         share = f"{shown_bytes(copied)} of about {shown_bytes(total)} ({copied / total:.0%})" if total else "nothing"
         left = f", {shown_bytes(rate)}/s, about {shown_seconds((total - copied) / rate)} left" if rate else ""
-        return f"copying: {tables}, {share}{left}"
+        return f"copying: {tables}, {share}{left}{f'; {self.waits}' if self.waits else ''}"
 
     async def run(self, tell: Callable[[str], None], seconds: float = _TELL_SECONDS) -> None:
         """Tell how far the copies are, once in so many seconds, until cancelled."""

@@ -253,9 +253,25 @@ class Migration:
         tell = self._tell_progress
         telling = asyncio.create_task(self._progress.run(self._tell) if tell is None else self._progress.run(tell, _TERMINAL_SECONDS))
         try:
-            await running.until(_is_copied, self._new_tables.create)
+            await running.until(self._is_copied, self._new_tables.create)
         finally:
             telling.cancel()
+
+    def _is_copied(self, found: Observation) -> bool:
+        self._tell_limits(found)
+        for table in found.tables:
+            if table.parked:
+                raise RelationError(f'table "{table.table}" is parked {table.parked}', hint=RESYNC_HINT)
+        return all(table.entry.state is TableState.READY for table in found.tables)
+
+    def _tell_limits(self, found: Observation) -> None:
+        """Say what a user has limited: a step that takes long would look stuck."""
+        self._progress.waits = found.copies_wait
+        alter = f"subscriber alter {self._spec.name} --target URL -o"
+        if found.copies_wait is not None:
+            self._tell_once(f"{found.copies_wait} (hint: to begin now: {alter} copy_window=none)")
+        if found.details.limited:
+            self._tell_once(f"changes wait because of max_apply_rate (hint: to end the limit: {alter} max_apply_rate=0)")
 
     async def _keep_running(self, running: RunningSubscription) -> None:
         """Follow the changes, and look for what is new, until the subscription is dropped."""
@@ -300,7 +316,12 @@ class Migration:
     async def _follow(self, running: RunningSubscription) -> None:
         async with await self._spec.publisher() as session:
             lsn = await session.current_wal_lsn()
-        await running.until(lambda found: found.worker is not None and (found.worker.flushed or Lsn(0)) >= lsn, self._new_tables.create)
+
+        def follows(found: Observation) -> bool:
+            self._tell_limits(found)
+            return found.worker is not None and (found.worker.flushed or Lsn(0)) >= lsn
+
+        await running.until(follows, self._new_tables.create)
 
     async def _create(self) -> None:
         found, spec = await self._spec.observed(), self._spec
@@ -350,10 +371,3 @@ class Migration:
                 f"rows differ in {len(differing):,} of {len(report.tables):,} tables: {', '.join(differing[:3])}",
                 hint=f"`subscriber run --target …`, then `subscriber verify {self._spec.name}` names the rows, and --repair corrects them",
             )
-
-
-def _is_copied(found: Observation) -> bool:
-    for table in found.tables:
-        if table.parked:
-            raise RelationError(f'table "{table.table}" is parked {table.parked}', hint=RESYNC_HINT)
-    return all(table.entry.state is TableState.READY for table in found.tables)

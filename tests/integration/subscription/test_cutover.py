@@ -15,10 +15,11 @@ import pytest
 from subscriber import ConfigurationError, Launcher, SubscriberError, SubscriptionInUse, create_subscription
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, plan_cutover, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
+from subscriber.subscription.management.alter import alter_subscription, set_limits
 from subscriber.walreceiver.fences import foreign_sessions
 from subscriber.walreceiver.fences.fence import Fence
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, at_work, catch_up, create, launched
+from tests.support.managed import QUICK, at_work, catch_up, closed_window, create, launched
 from tests.support.program import subscriber
 from tests.support.roles import role
 
@@ -154,7 +155,16 @@ async def test_errors_are_found_before_writers_are_stopped(publisher18_db: Datab
         assert publisher18_db.fetch("SELECT * FROM pg_db_role_setting") == before
         assert publisher18_db.value("SELECT to_regclass('subscriber.fence')") is None
         publisher18_db.execute("ROLLBACK PREPARED 'waiting'")
-    with pytest.raises(ConfigurationError, match="not part of the subscription"):
+        # limits would hold up the cutover while no one can write
+        await set_limits(name, {"max_apply_rate": 1e6, "copy_window": closed_window()}, target=target_db.dsn)
+        target_db.execute("CREATE TABLE more (id int PRIMARY KEY)")
+        async with alter_subscription(name, target=target_db.dsn) as subscription:
+            await subscription.refresh()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not any(line.startswith("error: copies wait for copy_window (") for line in lines):
+                lines = await plan_cutover(name, target=target_db.dsn)
+        assert any("error: max_apply_rate would hold up the last changes while no one can write" in line for line in lines)
+    with pytest.raises(ConfigurationError, match="is still being synchronized"):
         await cutover(name, target=target_db.dsn)
 
 

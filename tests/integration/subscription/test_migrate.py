@@ -18,6 +18,7 @@ from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.integration.subscription.test_schema_copy import dumped
 from tests.support.database import Database, ServerAddress
+from tests.support.managed import closed_window
 from tests.support.program import running, subscriber
 from tests.support.roles import role
 from tests.support.row_gates import closed_gates, make_row_gate
@@ -260,7 +261,11 @@ def test_a_copy_is_limited_and_the_target_has_one_migration(publisher18_db: Data
     done = subscriber(*command, "--max-rate", "fast")
     assert (done.status, 'invalid value for parameter "max-rate": "fast"' in done.errors) == (1, True), done
     # it would take a minute and a half
-    with running(*command, "--max-rate", "100kB/s", loud=True) as program:
+    window = closed_window()
+    with running(*command, "--max-rate", "100kB/s", "-o", f"copy_window={window}", loud=True) as program:
+        program.says(f"copies wait for copy_window ({window}), which opens at ")
+        program.says(f"subscriber alter {name} --target URL -o copy_window=none")
+        assert subscriber("alter", name, "--target", target_db.dsn, "-o", "copy_window=none").status == 0
         target_db.wait("SELECT count(*) > 0 FROM pg_stat_progress_copy WHERE relid = to_regclass('t') AND bytes_processed > 300000", True)
         query = "SELECT subgeneration, submaxcopyrate FROM subscriber.pg_subscription"
         ((generation, rate),) = target_db.fetch(query)
