@@ -76,7 +76,8 @@ async def test_relay_log_takes_what_the_limits_hold_up(publisher18_db: Database,
         publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
         # the publisher keeps no WAL for it, and a lost stream is no reason to apply it
         await acknowledged(publisher18_db, publisher18_db.current_lsn())
-        publisher18_db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name LIKE 'replica%'")
+        name = found.subscription.name
+        publisher18_db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name = '{name}'")
         publisher18_db.execute("INSERT INTO t VALUES (3, 'c')")
         await acknowledged(publisher18_db, publisher18_db.current_lsn())
         status = found.subscription.status
