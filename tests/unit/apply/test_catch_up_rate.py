@@ -79,14 +79,15 @@ class CatchUp:
             position=START,
             source=OneStream(self.stream),
             states=states,
-            settings=Settings(logical_decoding_work_mem=4000),
+            settings=Settings(logical_decoding_work_mem=64 * 1024),
             copy_format=CopyFormat.TEXT,
             progress=Quiet(),
             reconciled={},
             apply_rate=rate,
         )
         sink = CrashableTableSink(self.server, table(OWN), never_fails)
-        self.task = asyncio.create_task(TableSynchronization(run, table(OWN), sink, MemorySpool()).run())
+        self.spool = MemorySpool()
+        self.task = asyncio.create_task(TableSynchronization(run, table(OWN), sink, self.spool).run())
 
     @property
     def rows(self) -> list[int]:
@@ -106,12 +107,13 @@ def test_only_changes_of_the_table_count() -> None:
         for xid in range(1, 20):
             found.stream.give(committed(xid, (OTHER, 1000)))
         found.stream.give(committed(20, (OTHER, 1000), (OWN, ROW)))
-        found.stream.give(streamed(21, OTHER, 3000))  # it is spilled
+        found.stream.give(streamed(21, OTHER, 40_000))  # it is spilled
         found.stream.give(streamed(22, OWN, ROW))
         found.stream.give([*stream_commit(21), *stream_commit(22)])
         found.stream.give([*committed(23, (OWN, ROW)), *committed(24, (OTHER, 1000)), *committed(25, (OWN, ROW))])
         await asyncio.sleep(0.5)
         assert found.rows == [20]
+        assert found.spool.appended
         for expected in ([20, 22], [20, 22, 23], [20, 22, 23, 25]):
             assert rate.holds
             await asyncio.sleep(1)
