@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import sys
 import time
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 from subscriber.apply.receiving.receiver import Receiver
+from subscriber.apply.worker import ApplyWorker
 from subscriber.cli import main
-from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.walreceiver.stream import WalSenderStream
 
-_marks: list[tuple[str, float]] = []
+_marks: list[tuple[str, float, float]] = []
+
+
+def _mark(name: str) -> None:
+    _marks.append((name, time.perf_counter(), time.thread_time()))
 
 
 def _note(owner: type, method: str, name: str, *, before: bool = False) -> None:
@@ -22,13 +27,18 @@ def _note(owner: type, method: str, name: str, *, before: bool = False) -> None:
 
     async def noted(*arguments: Any, **more: Any) -> Any:
         if before:
-            _marks.append((name, time.perf_counter()))
+            _mark(name)
             return await original(*arguments, **more)
         found = await original(*arguments, **more)
-        _marks.append((name, time.perf_counter()))
+        _mark(name)
         return found
 
-    setattr(owner, method, noted)
+    def noted_at_once(*arguments: Any) -> Any:
+        found = original(*arguments)
+        _mark(name)
+        return found
+
+    setattr(owner, method, noted if iscoroutinefunction(original) else noted_at_once)
 
 
 def run() -> int:
@@ -36,7 +46,9 @@ def run() -> int:
     file = Path(sys.argv.pop(1))
     _note(WalSenderStream, "receive", "received")
     _note(Receiver, "_take_frames", "queued")
-    _note(OpenedPostgresSink, "apply", "taken", before=True)
+    _note(ApplyWorker, "_apply_batch", "taken", before=True)
+    _note(Pipeline, "enter", "opened")
+    _note(Pipeline, "start", "started")
     _note(Pipeline, "drain", "sent", before=True)
     _note(Pipeline, "drain", "answered")
     try:
