@@ -142,6 +142,8 @@ class ApplyWorker:
         self._parking = parking or Parking(tables)
         self._advance_due = 0.0
         self._advance_pause = _FIRST_PAUSE
+        # asked for once: the answer takes as long as a small step
+        self._pinged = sink if isinstance(sink, PingedSink) else None
         self._pinged_at = asyncio.get_running_loop().time()
         self._unsettled: tuple[Lsn, float] | None = None
         self._added = set[MissingColumns]()
@@ -175,6 +177,9 @@ class ApplyWorker:
             elif event is None:
                 await self._receiver.wait(await self._idle())
                 times.phases["wait"] += clock() - began
+                if self._receiver.peek() is not None:
+                    # first the event: what follows a step waits until it is applied
+                    continue
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
             elif isinstance(event, Transaction) and not self._skipping.waits:
@@ -386,9 +391,9 @@ class ApplyWorker:
 
     async def _ping(self) -> None:
         now = asyncio.get_running_loop().time()
-        if isinstance(self._sink, PingedSink) and now - self._pinged_at >= self._settings.wal_retrieve_retry_interval / 2:
+        if self._pinged is not None and now - self._pinged_at >= self._settings.wal_retrieve_retry_interval / 2:
             self._pinged_at = now
-            await self._sink.ping()
+            await self._pinged.ping()
 
     async def _settle(self) -> None:
         flushed, applied = self._tracker.flushed, self._tracker.applied

@@ -368,20 +368,23 @@ class Receiver:
 
     async def _receive(self) -> None:
         stream, feedback, clock = self._stream, self._feedback, asyncio.get_running_loop().time
+        # asked for once: the answer takes as long as a small read
+        receive, events = (None, stream.events) if isinstance(stream, EventStream) else (stream.receive, None)
         while True:
             feedback.begin_reading()
             began = clock()
-            if isinstance(stream, EventStream):
-                given = await stream.events()
+            if receive is not None:
+                frames = list(await receive())
+                feedback.reading, read = False, clock()
+                await self._take_frames(frames)
+                frames.clear()
+            else:
+                assert events is not None
+                given = await events()
                 feedback.reading, read = False, clock()
                 self._news = True
                 self._take_events(given)
                 del given
-            else:
-                frames = list(await stream.receive())
-                feedback.reading, read = False, clock()
-                await self._take_frames(frames)
-                frames.clear()
             self._note_arrival(began, read, clock())
             # the caller can do nothing with a part of a transaction
             if self._news or self._queue or self._lsn_awaited:
@@ -481,7 +484,9 @@ class Receiver:
                 await self._heard(frame.end_lsn)
                 if frame.reply_requested:
                     self._asked = True
-                self._feedback.wake(reply=frame.reply_requested)
+                # else after what is pending: that status has this position too, and to send it would delay the changes
+                if frame.reply_requested or self.tracker.idle:
+                    self._feedback.wake(reply=frame.reply_requested)
         if frame is not None:
             if isinstance(frame, XLogData):
                 await self._heard(max(frame.start_lsn, frame.end_lsn))

@@ -349,6 +349,7 @@ class Applier:
                 )
                 await sender.send(transactions)
                 sender.finish()
+                pipeline.start()
                 crash_points.reached("postgres.changes_sent")
                 if self.relations.log is not None:
                     await pipeline.answered()

@@ -7,7 +7,7 @@ key (NULLs in the old row need another statement), and UPDATEs of a table with a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
@@ -153,9 +153,10 @@ class Forms:
         key = None if mapping.key is None else [index for index, _ in mapping.key]
         if is_plain(message, key) and (mapping.identity is None or not isinstance(message, Update)):
             parts = parts_of(message)
-            form = self._forms.get((mapping, type(message), parts))
+            known: dict[Hashable, Form] = mapping.forms
+            form = known.get((self._origin, type(message), parts))
             if form is None:
-                form = self._forms[mapping, type(message), parts] = self._plain(message, mapping, parts)
+                form = known[self._origin, type(message), parts] = self._plain(message, mapping, parts)
             return form, None
         searched = TupleData(b"", []) if old is None else _searched(mapping, old)
         values = (*(() if new is None else new.values), *searched.values)

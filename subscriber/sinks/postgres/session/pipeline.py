@@ -156,6 +156,11 @@ class Pipeline:
         )
         return name
 
+    def start(self) -> None:
+        """Let the server begin with what was sent, while more is prepared."""
+        # what does not fit into the socket's buffer is sent later
+        self._pgconn.flush()
+
     @property
     def full(self) -> bool:
         """Whether too many statements or bytes are unanswered."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from subscriber.config import TableRules
 from subscriber.errors import MissingColumns, RelationError
@@ -211,6 +211,7 @@ class RelationMapping:
         problem: why UPDATE and DELETE are impossible, or None.
         identity: index of the column that is GENERATED ALWAYS AS IDENTITY, if it is replicated.
         resolving: what conflicts are resolved by; None: as in a native subscription.
+        forms: the plain forms of its changes that were made (:mod:`subscriber.sinks.postgres.apply.forms`), for the batches after it.
     """
 
     remote: Relation
@@ -220,6 +221,7 @@ class RelationMapping:
     problem: RelationError | None
     identity: int | None
     resolving: Resolving | None = None
+    forms: dict[Hashable, Any] = field(default_factory=dict)
     _statements: dict[Hashable, Statement] = field(default_factory=dict)
 
     @property
