@@ -16,14 +16,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 from subscriber.apply.apply_times import ApplyTimes
+from subscriber.apply.receiving.event_queue import EventQueue, memory_of
 from subscriber.apply.receiving.feedback import Feedback
 from subscriber.apply.receiving.plausible_end import PlausibleEnd
 from subscriber.apply.receiving.rolled_back import leave_out_rolled_back
-from subscriber.batch_times import Arrival
 from subscriber.config import Settings
 from subscriber.errors import PublisherUnavailable, SubscriberError, UndecidedTransaction
 from subscriber.interfaces import EventStream, ReceivedEvents, ReplicationStream, Spool
@@ -53,11 +52,6 @@ _ORDERS = (SpoolTruncate, SpoolDiscard)
 _EPOCH_SECONDS = POSTGRES_EPOCH.timestamp()
 
 
-def _memory(transaction: Transaction) -> int:
-    """Of a transaction without spilled records."""
-    return transaction.size + RECORD_OVERHEAD * (len(transaction.records) + 1)
-
-
 class _Watched:
     """The spilled records of a transaction. Reading them counts as progress for the watchdog."""
 
@@ -74,7 +68,7 @@ class _Watched:
         await self._part.discard()
 
 
-class Receiver:
+class Receiver(EventQueue):
     """Reads one replication stream. Each connection has its own instance.
 
     Args:
@@ -87,7 +81,6 @@ class Receiver:
     Attributes:
         tracker: the positions of the stream.
         settings: of the process.
-        popped: number of events taken.
         sent_at: when the publisher sent the last message, by its clock; seconds since 1970, or None.
         received_at: when that message arrived.
         times: gets the times of receiving.
@@ -107,12 +100,8 @@ class Receiver:
         self._given_spool = spool
         self.settings = settings
         self._plausible_end = PlausibleEnd(stream, tracker)
-        self._budget = max(settings.logical_decoding_work_mem // 2, 1)
+        super().__init__(max(settings.logical_decoding_work_mem // 2, 1))
         self._reassembly = BlockReassembly() if blocks else Reassembly()
-        self._queue: deque[tuple[Event, int]] = deque()
-        self._held = 0
-        self._room = asyncio.Event()
-        self._room.set()
         self._activity = asyncio.Event()
         self._feedback = Feedback(stream, tracker, settings)
         self._asked = False
@@ -123,12 +112,10 @@ class Receiver:
         self._watcher: Callable[[], None] | None = None
         self._applied = asyncio.Event()
         self._stalled: tuple[int, int | None] | None = None
-        self.popped = 0
         self._left_out = 0
         self.sent_at: float | None = None
         self.received_at: float | None = None
         self.times = ApplyTimes()
-        self._arrivals: deque[Arrival] = deque()
 
     @property
     def reported(self) -> Lsn | None:
@@ -215,22 +202,6 @@ class Receiver:
         if self._task is not None and self._task.done():
             self._task.result()
 
-    def peek(self) -> Event | None:
-        """Return the next event without taking it; None if there is none yet."""
-        return self._queue[0][0] if self._queue else None
-
-    @property
-    def arrival(self) -> Arrival | None:
-        """When the next event arrived; None if it is not known."""
-        arrivals = self._arrivals
-        while arrivals and arrivals[0].last <= self.popped:
-            arrivals.popleft()
-        return arrivals[0] if arrivals else None
-
-    def waiting(self) -> Sequence[Event]:
-        """Return all events that were not taken yet."""
-        return [event for event, _ in self._queue]
-
     async def wait_received(self, lsn: Lsn, timeout: float) -> bool:
         """Wait until everything up to an LSN was received. False: not within ``timeout`` seconds, or there is no memory for it.
 
@@ -251,53 +222,6 @@ class Receiver:
         finally:
             self._lsn_awaited -= 1
         return True
-
-    def pop(self) -> tuple[Event, int]:
-        """Take the next event. Return it and its memory, to be passed to :meth:`release` when it is done."""
-        self.popped += 1
-        return self._queue.popleft()
-
-    def pop_batch(self, rows: int, size: int, alone: Callable[[Transaction], bool] | None) -> tuple[list[Transaction], int]:
-        """Take the transactions that come next, up to about so many rows and bytes. Return them and their memory.
-
-        Args:
-            rows: how many rows more are wanted.
-            size: how many bytes more are wanted.
-            alone: whether a transaction must not follow others; None: no one.
-        """
-        found: list[Transaction] = []
-        held, queue = 0, self._queue
-        while queue and rows > 0 and size > 0:
-            event, memory = queue[0]
-            if not isinstance(event, Transaction) or (alone is not None and alone(event)):
-                break
-            queue.popleft()
-            found.append(event)
-            held += memory
-            rows -= event.spilled + len(event.records)
-            size -= event.size
-        self.popped += len(found)
-        return found, held
-
-    def pop_transactions(self, size: int) -> tuple[list[Transaction], int]:
-        """Take the small transactions that come next and are not streamed, up to about ``size`` bytes. Return them and their memory."""
-        found: list[Transaction] = []
-        held, queue = 0, self._queue
-        while queue and held < size:
-            event, memory = queue[0]
-            if type(event) is not Transaction or event.prefixed or event.spilled or memory >= size:
-                break
-            queue.popleft()
-            found.append(event)
-            held += memory
-        self.popped += len(found)
-        return found, held
-
-    def release(self, held: int) -> None:
-        """Free the memory of events that were taken."""
-        self._held -= held
-        if self._held < self._budget:
-            self._room.set()
 
     def take_left_out(self) -> int:
         """Return how many changes were left out since the last call, because the publisher had rolled them back."""
@@ -385,7 +309,9 @@ class Receiver:
                 self._news = True
                 self._take_events(given)
                 del given
-            self._note_arrival(began, read, clock())
+            self.times.phases["receive"] += read - began
+            self.times.phases["decode"] += (decoded := clock()) - read
+            self._note_arrival(read, decoded)
             # the caller can do nothing with a part of a transaction
             if self._news or self._queue or self._lsn_awaited:
                 self._news = False
@@ -422,7 +348,7 @@ class Receiver:
         queue, total = self._queue, 0
         for event in given.events:
             if type(event) is Transaction and not event.spilled:
-                held = _memory(event)
+                held = memory_of(event)
             elif isinstance(event, Transaction | PreparedTransaction):
                 held = RECORD_OVERHEAD + self._attach(event.transaction if isinstance(event, PreparedTransaction) else event)
             else:
@@ -438,13 +364,6 @@ class Receiver:
             self._note_moment(given.moment)
         self._feedback.wake()
 
-    def _note_arrival(self, began: float, read: float, decoded: float) -> None:
-        self.times.phases["receive"] += read - began
-        self.times.phases["decode"] += decoded - read
-        last, known = self.popped + len(self._queue), self.arrival
-        if last > (self._arrivals[-1].last if known is not None else self.popped):
-            self._arrivals.append(Arrival(last, read, decoded))
-
     def _note_moment(self, sent: int) -> None:
         self.sent_at, self.received_at = kept_in_years(sent) / 1_000_000 + _EPOCH_SECONDS, time.time()
 
@@ -458,7 +377,7 @@ class Receiver:
                 if transaction.end_lsn > plausible.lsn:
                     await plausible.check(transaction.end_lsn)
                 self.tracker.pend(transaction.end_lsn, in_order=True)
-                self._held += (held := _memory(transaction))
+                self._held += (held := memory_of(transaction))
                 self._queue.append((transaction, held))
                 if lsn > plausible.lsn:
                     await plausible.check(lsn)
@@ -505,7 +424,7 @@ class Receiver:
                 break
             end_lsn = transaction.end_lsn
             heard = lsn if lsn > end_lsn else end_lsn
-            held = _memory(transaction)
+            held = memory_of(transaction)
             total += held
             add((transaction, held))
             done += 1
