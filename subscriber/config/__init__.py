@@ -8,22 +8,8 @@ columns of the target's catalog and the error messages are derived from it. A ne
 
 from subscriber.config.conflicts import RULES, ConflictRules, TableRules
 from subscriber.config.option import Option, declared, reference
-from subscriber.config.parameters import (
-    ALTERABLE,
-    COPY_DATA_WORDS,
-    KEYED,
-    LIVE,
-    NO_SLOT,
-    PARAMETERS,
-    STORED,
-    CopyData,
-    OnError,
-    Streaming,
-    SubscriptionOptions,
-    SynchronousCommit,
-    check_slot_name,
-    parse_changes,
-)
+from subscriber.config.parameter_types import COPY_DATA_WORDS, NO_SLOT, CopyData, OnError, Streaming, SynchronousCommit, check_slot_name
+from subscriber.config.parameters import ALTERABLE, KEYED, LIVE, PARAMETERS, STORED, SubscriptionOptions, parse_changes
 from subscriber.config.reading import BOOLEAN, parse_assignments, parse_bytes, parse_seconds
 from subscriber.config.settings import SETTINGS, SchemaChange, SchemaChangeCallback, Settings
 from subscriber.config.suggestion import suggestion

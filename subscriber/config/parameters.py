@@ -2,119 +2,45 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 from subscriber.config.conflicts import CONFLICT, ConflictRules
 from subscriber.config.copy_window import COPY_WINDOW, CopyWindow
 from subscriber.config.mapping import COLUMNS, MAP, RENAME, TableMapping, parse_excluded, table_mapping
 from subscriber.config.option import Alterable, Option, declared, option, parse_options
-from subscriber.config.reading import BOOLEAN, RATE, SECONDS, TIME, WHOLE, OptionType, choice, parse_bool, parse_seconds
-from subscriber.config.table_names import TableOption, patterns_of, read_name, written_name
+from subscriber.config.parameter_types import (
+    CONFLICT_LOG,
+    COPY_DATA,
+    NO_SLOT,
+    SLOT_NAME,
+    STREAMING,
+    SYNCHRONOUS_COMMIT,
+    TIMEOUT,
+    CopyData,
+    OnError,
+    OriginFilter,
+    Streaming,
+    SynchronousCommit,
+    read_conflict_log,
+)
+from subscriber.config.reading import BOOLEAN, RATE, SECONDS, WHOLE, OptionType, choice
+from subscriber.config.table_names import TableOption, patterns_of
 from subscriber.config.where import WHERE, filters_of
 from subscriber.errors import ConfigurationError
 
 __all__ = [
     "ALTERABLE",
-    "COPY_DATA_WORDS",
     "KEYED",
     "LIVE",
-    "NO_SLOT",
     "PARAMETERS",
     "STORED",
-    "CopyData",
-    "OnError",
-    "OriginFilter",
-    "Streaming",
     "SubscriptionOptions",
-    "SynchronousCommit",
     "parse_changes",
 ]
 
-Streaming = Literal["off", "on", "parallel"]
-SynchronousCommit = Literal["off", "local", "remote_write", "remote_apply", "on"]
-OriginFilter = Literal["none", "any"]
-OnError = Literal["retry", "disable", "park"]
-CopyData = bool | Literal["reconcile"]
-
-NO_SLOT: Final = "none"
-"""The value of ``slot_name`` that means NONE. The parameter cannot name a slot ``none``."""
-
-_SLOT_NAME: Final = re.compile(r"[a-z0-9_]{1,63}", re.ASCII)
 _UNRECOGNIZED: Final = "unrecognized subscription parameter:"
-
-
-def check_slot_name(name: str) -> None:
-    """Reject a text that cannot be the name of a replication slot.
-
-    Raises:
-        ConfigurationError: with PostgreSQL's message and hint.
-    """
-    if not _SLOT_NAME.fullmatch(name):
-        raise ConfigurationError(
-            f'replication slot name "{name}" contains an invalid character or is empty or too long',
-            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character."
-            " Choose another name, or set slot_name.",
-        )
-
-
-def _parse_slot_name(_: str, text: str) -> str:
-    if text.lower() == NO_SLOT:
-        return NO_SLOT
-    check_slot_name(text)
-    return text
-
-
-def _switch(*more: str, message: str, hint: str) -> OptionType:
-    """The type of an option that was a boolean in earlier versions of PostgreSQL and now has more values."""
-
-    def parse(name: str, text: str) -> str:
-        word = text.strip().lower()
-        if word in more:
-            return word
-        try:
-            return "on" if parse_bool(name, text) else "off"
-        except ConfigurationError:
-            raise ConfigurationError(message.format(name=name, text=text), hint=hint) from None
-
-    return choice("off", *more, "on", parse=parse)
-
-
-_STREAMING: Final = _switch("parallel", message='{name} requires a Boolean value or "parallel"', hint="one of off, on, parallel")
-_SYNCHRONOUS_COMMIT: Final = _switch(
-    "local",
-    "remote_write",
-    "remote_apply",
-    message='invalid value for parameter "{name}": "{text}"',
-    hint="Available values: local, remote_write, remote_apply, on, off.",
-)
-
-
-COPY_DATA_WORDS: Final[Mapping[str, CopyData]] = {"true": True, "false": False, "reconcile": "reconcile"}
-"""The values of ``copy_data``, as they are stored."""
-
-
-def _parse_copy_data(name: str, text: str) -> CopyData:
-    if text.strip().lower() == "reconcile":
-        return "reconcile"
-    try:
-        return parse_bool(name, text)
-    except ConfigurationError:
-        raise ConfigurationError(f'{name} requires a Boolean value or "reconcile"', hint="one of true, false, reconcile") from None
-
-
-def _show_copy_data(value: CopyData) -> str:
-    return next(word for word, known in COPY_DATA_WORDS.items() if known == value)
-
-
-_COPY_DATA: Final = OptionType(name="boolean, reconcile", parse=_parse_copy_data, show=_show_copy_data)
-
-
-def _parse_timeout(name: str, text: str) -> float:
-    return -1.0 if text == "-1" else parse_seconds(name, text)
-
 
 KEYED: Final = (WHERE, CONFLICT, MAP, COLUMNS, RENAME)
 """The parameters that have a value for each key."""
@@ -138,13 +64,6 @@ def _keyed(
     return found
 
 
-_LOG_EXAMPLE: Final = "conflict_log=public.conflicts"
-
-
-def _parse_conflict_log(_: str, text: str) -> str:
-    return "" if text in {"", "none"} else written_name(read_name(text, _LOG_EXAMPLE))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionOptions:
     """The parameters of CREATE SUBSCRIPTION.
@@ -159,7 +78,7 @@ class SubscriptionOptions:
     enabled: bool = option(True, BOOLEAN, "replicate as soon as the subscription is created")
     slot_name: str | None = option(
         None,
-        OptionType(name="slot name, none", parse=_parse_slot_name),
+        SLOT_NAME,
         "replication slot; none: no slot",
         default_text="the subscription's name",
         alter="always",
@@ -168,12 +87,12 @@ class SubscriptionOptions:
     binary: bool = option(False, BOOLEAN, "receive values in binary format", since=14, alter="always", column="subbinary")
     copy_data: CopyData = option(
         True,
-        _COPY_DATA,
+        COPY_DATA,
         "copy the rows that the published tables have; reconcile: compare them with the target's, and write only what differs",
     )
     streaming: Streaming = option(
         "parallel",
-        _STREAMING,
+        STREAMING,
         "receive large transactions before they are committed; parallel (publisher 16 or later): also apply them before",
         since=14,
         alter="always",
@@ -181,7 +100,7 @@ class SubscriptionOptions:
         codes={"off": "f", "on": "t", "parallel": "p"},
     )
     synchronous_commit: SynchronousCommit = option(
-        "off", _SYNCHRONOUS_COMMIT, "of the sessions that apply; on: each batch waits for the disk", alter="always", column="subsynccommit"
+        "off", SYNCHRONOUS_COMMIT, "of the sessions that apply; on: each batch waits for the disk", alter="always", column="subsynccommit"
     )
     two_phase: bool = option(False, BOOLEAN, "prepare transactions in the target too", since=15, alter="disabled", alter_since=18)
     disable_on_error: bool = option(
@@ -231,7 +150,7 @@ class SubscriptionOptions:
     )
     wal_receiver_timeout: float = option(
         -1.0,
-        replace(TIME, parse=_parse_timeout),
+        TIMEOUT,
         "reconnect when nothing arrives from the publisher for this long; 0: never; -1: as the setting of this name",
         default_text="-1",
         least=-1,
@@ -292,7 +211,7 @@ class SubscriptionOptions:
     """Give a mapping of ``KIND`` or ``KIND.SCHEMA.TABLE`` to rules. It is kept as one text; :attr:`conflict_rules` reads it."""
     conflict_log: str = option(
         "",
-        OptionType(name="schema.table", parse=_parse_conflict_log),
+        CONFLICT_LOG,
         "table of the target in which each conflict that is no error is written; it is created if it does not exist",
         default_text="none",
         alter="always",
@@ -358,7 +277,7 @@ class SubscriptionOptions:
                 " which this program does not detect",
                 hint="omit it; an update of such a row is counted as update_missing",
             )
-        object.__setattr__(self, "conflict_log", _parse_conflict_log("conflict_log", self.conflict_log))
+        object.__setattr__(self, "conflict_log", CONFLICT_LOG.parse("conflict_log", self.conflict_log))
         object.__setattr__(self, "copy_window", COPY_WINDOW.parse("copy_window", self.copy_window))
         for keyed in KEYED:
             if not isinstance(given := getattr(self, keyed.name), str):
@@ -380,7 +299,7 @@ class SubscriptionOptions:
     @property
     def conflict_log_table(self) -> tuple[str, str]:
         """Schema and name of ``conflict_log``."""
-        return read_name(self.conflict_log, _LOG_EXAMPLE)
+        return read_conflict_log(self.conflict_log)
 
     @property
     def window(self) -> CopyWindow | None:
