@@ -39,8 +39,7 @@ from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.apply.conflicts import UNIQUE_VIOLATION, find_collisions, unique_conflict
 from subscriber.sinks.postgres.apply.error_reports import Counted, RefusedByRule, RowsMissed, apply_error
-from subscriber.sinks.postgres.apply.refused_commit import FOREIGN_KEY_VIOLATION, find_violating
-from subscriber.sinks.postgres.apply.refused_truncate import find_refused
+from subscriber.sinks.postgres.apply.refused_tables import FOREIGN_KEY_VIOLATION, find_refused, find_violating
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.pipeline import Pipeline, StatementFailed

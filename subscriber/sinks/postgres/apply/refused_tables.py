@@ -1,17 +1,25 @@
-"""Find the table because of which the target rejected the end of a transaction: constraints that were deferred are checked there."""
+"""Find the table because of which the target rejected a statement that is about several.
+
+* The end of a transaction, where constraints that were deferred are checked: the catalog names the tables of the foreign key.
+* A TRUNCATE of several tables: each is truncated alone, and rolled back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
+from subscriber.sinks.postgres.apply.change_sql import set_role
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.postgres_errors import Diagnostics
+from subscriber.sinks.postgres.session.statement import Truncated
 
-__all__ = ["FOREIGN_KEY_VIOLATION", "find_violating"]
+__all__ = ["FOREIGN_KEY_VIOLATION", "find_refused", "find_violating"]
 
 FOREIGN_KEY_VIOLATION: Final = "23503"
+_NOT_SUPPORTED: Final = "0A000"
 
 # both tables of the foreign key, the referencing one first, each with those that it is a partition of
 _TABLES: Final = """
@@ -46,3 +54,30 @@ async def find_violating(session: ApplySession, diagnostics: Diagnostics, change
         return None
     tables = await session.fetch(_TABLES, diagnostics.constraint, relation.name, relation.namespace)
     return next((table for row in tables if (table := TableName(*row)) in changed), None)
+
+
+class _TruncatedError(Exception):
+    """Rolls the transaction back."""
+
+
+async def find_refused(session: ApplySession, tables: Iterable[Truncated]) -> TableName | None:
+    """Return the first table that cannot be truncated alone; None: each one can.
+
+    Raises:
+        TargetUnavailable
+    """
+    for table in tables:
+        try:
+            async with session.transaction():
+                await session.fetch(set_role(table.role).sql.decode("utf-8", "surrogateescape"))
+                await session.fetch(f"TRUNCATE {table.scanned}")
+                raise _TruncatedError
+        except _TruncatedError:
+            pass
+        except TargetUnavailable:
+            raise
+        except TargetError as error:
+            # that another table references it does not matter if both are truncated together
+            if error.sqlstate != _NOT_SUPPORTED:
+                return table.name
+    return None
