@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from subscriber.interfaces import CopyFormat, PublishedTable
-from subscriber.subscription.run.copy_source import PublisherSource
+from subscriber.subscription.run.tables.copy_source import PublisherSource
 
 BeforeCopy = Callable[[Callable[[str], Awaitable[None]]], None]
 

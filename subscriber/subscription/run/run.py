@@ -21,13 +21,13 @@ from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
-from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.snapshot_service import SnapshotService
 from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
-from subscriber.subscription.run.table_synchronizations import TableSynchronizations
+from subscriber.subscription.run.tables.left_out_tables import LeftOutTables
+from subscriber.subscription.run.tables.table_synchronizations import TableSynchronizations
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.setup.relay_position import RelayPosition
@@ -137,7 +137,7 @@ class Run:
                 # what is received does not show that anything is applied
                 tasks.append(group.create_task(relay.run(), context=unwatched()))
             if state.states.adds_new:
-                from subscriber.subscription.run.new_tables import NewTables  # noqa: PLC0415 -- most runs do not need it
+                from subscriber.subscription.run.tables.new_tables import NewTables  # noqa: PLC0415 -- most runs do not need it
 
                 tasks.append(group.create_task(NewTables(spec, state, prepared, left_out).run(), context=unwatched()))
             if self._until is None and spec.settings.verify_interval:

@@ -29,11 +29,11 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.run.added_columns import add_columns, adds_columns, new_column_values, schema_gap
-from subscriber.subscription.run.followed_columns import FollowedColumns, follows, learn_columns
 from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
+from subscriber.subscription.run.tables.added_columns import add_columns, adds_columns, new_column_values, schema_gap
+from subscriber.subscription.run.tables.followed_columns import FollowedColumns, follows, learn_columns
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.target_session import TargetSession

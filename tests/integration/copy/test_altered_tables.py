@@ -12,7 +12,7 @@ import pytest
 
 from subscriber import TableName, Until
 from subscriber.interfaces import PublishedTable
-from subscriber.subscription.run.copy_source import PublisherSource
+from subscriber.subscription.run.tables.copy_source import PublisherSource
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 from tests.support.database import Database
 from tests.support.examples import some_and_others

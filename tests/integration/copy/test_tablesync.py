@@ -12,7 +12,7 @@ import pytest
 
 from subscriber import ApplyError, PublisherError, RelationError, TableName, TableState, Until
 from subscriber.errors import CopyOutdated
-from subscriber.subscription.run.copy_source import PublisherSource
+from subscriber.subscription.run.tables.copy_source import PublisherSource
 from tests.support.database import Database
 from tests.support.observation import eventually
 from tests.support.replica import QUICK, Replica, replica, subscription_of

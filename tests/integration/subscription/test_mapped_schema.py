@@ -272,7 +272,7 @@ async def test_excluded_tables(publisher18_db: Database, target_db: Database) ->
 
 async def test_new_tables_with_other_names(publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{BINDIR}:{os.environ['PATH']}")
-    monkeypatch.setattr("subscriber.subscription.run.new_tables._LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("subscriber.subscription.run.tables.new_tables._LOOK_SECONDS", 0.2)
     source = publisher18_db
     source.execute("CREATE SCHEMA old; CREATE TABLE old.t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR ALL TABLES")
     target_db.execute("CREATE SCHEMA fresh; CREATE TABLE fresh.t (id int PRIMARY KEY)")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from subscriber import Subscription, TableName, TableState, verify
-from subscriber.subscription.run import new_tables
+from subscriber.subscription.run.tables import new_tables
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
 from tests.support.replica import QUICK, Replica, replica

@@ -12,7 +12,7 @@ from subscriber.interfaces import CopyFormat, Position, PublishedTable, Replicat
 from subscriber.protocol.capabilities import Capabilities, negotiate
 from subscriber.protocol.session_name import session_name
 from subscriber.rate_limit import RateLimit
-from subscriber.subscription.run.copy_snapshots import PublishedGroup, PublishedSnapshot
+from subscriber.subscription.run.tables.copy_snapshots import PublishedGroup, PublishedSnapshot
 from subscriber.subscription.spec import RunSpec
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot

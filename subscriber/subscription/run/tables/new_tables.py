@@ -19,8 +19,8 @@ from subscriber.interfaces import PublishedTable, TableName, TwoPhaseState
 from subscriber.interfaces.schema import SchemaStep, Section, StepState
 from subscriber.schema.inspection import SchemaScope, inspect
 from subscriber.schema.mapped_schema import mapped_schema
-from subscriber.subscription.run.left_out_tables import LeftOutTables
 from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.run.tables.left_out_tables import LeftOutTables
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.setup.table_refresh import NOT_WITH_TWO_PHASE, first_entry
 from subscriber.subscription.spec import RunSpec

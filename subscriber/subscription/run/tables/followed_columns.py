@@ -25,7 +25,7 @@ from subscriber.interfaces import AddColumn, ChangeType, ColumnPlan, FollowingSi
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.protocol.quoting import quote_literal
-from subscriber.subscription.run.added_columns import LEFT_OUT, always_published
+from subscriber.subscription.run.tables.added_columns import LEFT_OUT, always_published
 from subscriber.subscription.spec import RunSpec
 from subscriber.transaction.column_history import Attribute, Attributes, ColumnChanges, KnownColumns, Uncertain, changed_columns, known_of
 from subscriber.walreceiver.publication import published_names

@@ -14,9 +14,9 @@ from subscriber.apply.tables.table_sync_launcher import SyncLauncher
 from subscriber.apply.tables.table_synchronization import SyncRun, TableSynchronization
 from subscriber.errors import RelationError, SubscriberError, TargetUnavailable
 from subscriber.interfaces import GroupingSink, TableName, TableState
-from subscriber.subscription.run.added_columns import add_columns, adds_columns
-from subscriber.subscription.run.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.run_state import RunState
+from subscriber.subscription.run.tables.added_columns import add_columns, adds_columns
+from subscriber.subscription.run.tables.copy_source import PublisherSource, copy_format
 from subscriber.subscription.run.watchdog import Watchdog
 from subscriber.subscription.setup.setup import Prepared
 from subscriber.subscription.target_session import TargetSession
