@@ -14,12 +14,12 @@ before the tasks that apply batches are started.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
+from subscriber.context_values import holding
 from subscriber.protocol.lsn import Lsn
 
 __all__ = ["AppliedBatch", "Applying", "Arrival", "BatchWatcher", "committing", "watcher"]
@@ -94,14 +94,9 @@ class Applying:
     def __init__(self) -> None:
         self.committing: float | None = None
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> AbstractContextManager[None]:
         """The call is made inside the block."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return holding(_current, self)
 
 
 _current: ContextVar[Applying | None] = ContextVar("applying", default=None)

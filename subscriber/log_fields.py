@@ -7,12 +7,14 @@ for everything that it calls and starts. The others belong to one record, and ar
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final
+
+from subscriber.context_values import holding
 
 __all__ = ["FIELDS", "LOG_OPTIONS", "current_fields", "error_fields", "extra_fields", "fields_of", "log_fields"]
 
@@ -29,14 +31,9 @@ _current: ContextVar[Mapping[str, Any]] = ContextVar("log_fields", default=Mappi
 _ATTRIBUTE: Final = "subscriber_fields"
 
 
-@contextlib.contextmanager
-def log_fields(**fields: Any) -> Iterator[None]:
-    """Add fields to all records of this block, and of the tasks that it starts."""
-    token = _current.set({**_current.get(), **fields})
-    try:
-        yield
-    finally:
-        _current.reset(token)
+def log_fields(**fields: Any) -> AbstractContextManager[None]:
+    """Add fields to all records of a block, and of the tasks that it starts."""
+    return holding(_current, {**_current.get(), **fields})
 
 
 def current_fields() -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol
 
+from subscriber.context_values import holding
 from subscriber.errors import SubscriberError, SubscriptionInUse
 
 __all__ = [
@@ -182,14 +183,9 @@ class Watch:
         """Note progress."""
         self.moved_at = asyncio.get_running_loop().time()
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def current(self) -> contextlib.AbstractContextManager[None]:
         """Everything done inside the block belongs to this work."""
-        token = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(token)
+        return holding(_current, self)
 
 
 _current: ContextVar[Watch | None] = ContextVar("watch", default=None)

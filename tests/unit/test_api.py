@@ -44,6 +44,7 @@ def test_nothing_else_looks_public() -> None:
         "cli",
         "config",
         "consumer",
+        "context_values",
         "crash_points",
         "errors",
         "plugins",

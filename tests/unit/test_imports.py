@@ -166,7 +166,7 @@ def test_public_names() -> None:
 def test_help_imports_no_verb(arguments: list[str]) -> None:
     modules = ours(loaded(MAIN.format(arguments=arguments)))
     cli = {f"subscriber.cli.{name}" for name in ("collector", "main", "output", "parser", "signals")}
-    base = {f"subscriber.{name}" for name in ("_implementation", "cli", "errors", "log_fields", "printable")}
+    base = {f"subscriber.{name}" for name in ("_implementation", "cli", "context_values", "errors", "log_fields", "printable")}
     assert modules == {"subscriber"} | base | cli
 
 
@@ -191,7 +191,7 @@ def test_run_imports_what_it_needs() -> None:
     modules = loaded(MAIN.format(arguments=arguments))
     assert "subscriber.subscription.run.run" in modules
     others = {"consumer.plugin_stream", "consumer.transactions", "cli.service.configured_run", "subscription.launcher", "sinks.spark"}
-    others |= {"subscription.run.new_tables", "subscription.run.continuous_verification", "sinks.sqlalchemy", "schema.inspection"}
+    others |= {"subscription.run.tables.new_tables", "subscription.run.continuous_verification", "sinks.sqlalchemy", "schema.inspection"}
     assert not {f"subscriber.{name}" for name in others} & modules
 
 
