@@ -14,8 +14,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.visibility import XidSnapshot
 from tests.unit.apply.memory_publisher import keepalive
 from tests.unit.apply.scripted_stream import transaction
-from tests.unit.apply.test_worker import WorkerSetup, running_worker
 from tests.unit.apply.virtual_time import run
+from tests.unit.apply.worker_setup import WorkerSetup, running_worker
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Collection
 from typing import NoReturn
 
 import pytest
 
-from subscriber.apply.hold import AppliedTransactions, Hold
-from subscriber.apply.receiving.receiver import Receiver
-from subscriber.apply.skip import Skipping
-from subscriber.apply.tables.table_state import TableStates
-from subscriber.apply.worker import ApplyWorker
 from subscriber.config import Settings
 from subscriber.errors import (
     ApplyError,
-    DataLossError,
     MissingColumns,
-    NeverPrepared,
     PublisherUnavailable,
     RelationError,
     TargetError,
@@ -27,119 +18,12 @@ from subscriber.errors import (
 )
 from subscriber.interfaces import Batch, Position, RelationGate, TableEntry, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.protocol.messages import BeginPrepare, CommitPrepared, Insert, LogicalMessage, Message, Prepare, RollbackPrepared, TupleData
-from subscriber.rate_limit import RateLimit
-from subscriber.transaction.feedback import FlushTracker
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.transaction.model import PreparedTransaction
-from tests.unit.apply.crashable_target import CrashableSink, State, TargetServer
-from tests.unit.apply.memory_publisher import keepalive, relation, table, xlog
-from tests.unit.apply.memory_spool import MemorySpool
-from tests.unit.apply.scripted_stream import ScriptedStream, transaction
+from tests.unit.apply.memory_publisher import keepalive, table, xlog
+from tests.unit.apply.scripted_stream import transaction
 from tests.unit.apply.virtual_time import run
-
-READY = TableEntry(TableState.READY)
-COPIED = TableEntry(TableState.FINISHEDCOPY)
-QUIET = Settings(wal_receiver_timeout=0)
-
-
-class WorkerSetup:
-    """One worker and all around it."""
-
-    def __init__(
-        self,
-        *,
-        settings: Settings,
-        entry: TableEntry,
-        lazy: bool,
-        two_phase: TwoPhaseState,
-        keeps: bool,
-        skip_lsn: Lsn,
-        empty_prepares: bool,
-    ) -> None:
-        entries = {table(0): entry}
-        self.server = TargetServer(State(position=Position("slot", "system", 1, Lsn(50)), entries=dict(entries)))
-        self.sink = CrashableSink(self.server, lazy=lazy, keeps=keeps)
-        self.stream = ScriptedStream()
-        self.tracker = FlushTracker(Lsn(50))
-        self.states = TableStates()
-        self.states.load(entries, Lsn(50))
-        self.receiver = Receiver(self.stream, self.tracker, MemorySpool(), settings)
-        self.stopped = False
-        self.empty_prepares = empty_prepares
-        self.goal: Lsn | None = None
-        self.progress = 0
-        self.rolled_back: set[int] = set()
-        self.applied = AppliedTransactions()
-        self.hold: Hold | None = None
-        self.rate = RateLimit()
-        self.worker = ApplyWorker(
-            self.receiver, self.sink, self.states, self, two_phase=two_phase, skipping=Skipping(skip_lsn, "sub"), rate=self.rate
-        )
-
-    async def was_rolled_back(self, xid: int) -> bool:
-        return xid in self.rolled_back
-
-    async def learn_columns(self) -> None: ...
-
-    async def add_columns(self, missing: MissingColumns) -> bool:
-        return False
-
-    async def is_dropped(self, relation_id: int, xids: Collection[int]) -> bool:
-        return False
-
-    def finished(self) -> bool:
-        return self.stopped
-
-    def is_awaited(self, lsn: Lsn) -> bool:
-        return self.goal is not None and lsn >= self.goal
-
-    def progressed(self) -> None:
-        self.progress += 1
-
-    def stop(self) -> None:
-        """As RunState.wake() does it."""
-        self.stopped = True
-        self.receiver.wake()
-        self.states.changed.notify()
-
-    @property
-    def rows(self) -> list[str]:
-        return [value.strip() for value in self.server.visible.rows.get(table(0), [])]
-
-    @property
-    def held(self) -> int:
-        return self.receiver._held
-
-
-@contextlib.asynccontextmanager
-async def running_worker(
-    *,
-    settings: Settings | None = None,
-    entry: TableEntry = READY,
-    lazy: bool = False,
-    two_phase: TwoPhaseState = TwoPhaseState.DISABLED,
-    keeps: bool = False,
-    skip_lsn: Lsn = INVALID_LSN,
-    empty_prepares: bool = True,
-) -> AsyncIterator[tuple[WorkerSetup, asyncio.Task[None]]]:
-    found = WorkerSetup(
-        settings=settings or QUIET,
-        entry=entry,
-        lazy=lazy,
-        two_phase=two_phase,
-        keeps=keeps,
-        skip_lsn=skip_lsn,
-        empty_prepares=empty_prepares,
-    )
-    await found.sink.open("sub", found.tracker.flush)
-    await found.receiver.start()
-    task = asyncio.create_task(found.worker.run())
-    try:
-        yield found, task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await found.receiver.close()
+from tests.unit.apply.worker_setup import COPIED, QUIET, READY, WorkerSetup, prepared, running_worker
 
 
 def test_applies_waiting_transactions_as_one_batch_and_acknowledges_it() -> None:
@@ -477,90 +361,6 @@ def test_stop_ends_it_soon_and_reports() -> None:
     run(work())
 
 
-def prepared(xid: int) -> list[bytes]:
-    final, end = Lsn(100 * xid), Lsn(100 * xid + 8)
-    row = TupleData(b"t", [str(xid).encode()])
-    messages: list[Message] = [
-        BeginPrepare(final, end, 0, xid, f"gid{xid}"),
-        relation(0),
-        Insert(1, row),
-        Prepare(0, final, end, 0, xid, f"gid{xid}"),
-    ]
-    return [xlog(message, end if index == 3 else 0) for index, message in enumerate(messages)]
-
-
-def test_prepared_transactions_in_their_place() -> None:
-    async def work() -> None:
-        async with running_worker(two_phase=TwoPhaseState.ENABLED) as (setup, _):
-            frames = [*prepared(1), *transaction(2), *prepared(3)]
-            frames.append(xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408))
-            frames.append(xlog(LogicalMessage(False, Lsn(420), "prefix", b"unrequested"), 420))
-            frames.append(xlog(RollbackPrepared(0, Lsn(308), Lsn(508), 0, 0, 3, "gid3"), 508))
-            frames += transaction(6)
-            setup.stream.give(frames)
-            await asyncio.sleep(1)
-            assert setup.rows == ["2", "1", "6"]
-            assert setup.server.visible.prepared == {}
-            assert [batch.end_lsn for batch in setup.sink.batches] == [208, 608]
-            assert setup.stream.last.flush == 608
-            assert setup.held == 0
-
-    run(work())
-
-
-@pytest.mark.parametrize(
-    ("keeps", "named", "rows"),
-    [
-        (True, 400, ["5"]),  # what is refused at COMMIT PREPARED is named by its LSN
-        (False, 400, ["1", "5"]),  # it is applied at PREPARE: the name was mistaken
-        (True, 300, ["1", "5"]),  # a name that fits nothing is forgotten
-        (True, 500, ["1", "5"]),  # before what it would have fitted
-        (True, 100, ["5"]),  # its PREPARE may be named too
-        (False, 100, ["5"]),
-    ],
-)
-def test_skips_a_prepared_transaction(keeps: bool, named: int, rows: list[str]) -> None:
-    """The bug was that what a target refused at COMMIT PREPARED could not be passed over by the LSN that the error named."""
-
-    async def work() -> None:
-        async with running_worker(two_phase=TwoPhaseState.ENABLED, keeps=keeps, skip_lsn=Lsn(named)) as (setup, _):
-            setup.server.visible.skip_lsn = Lsn(named)
-            frames = [*prepared(1), xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 1, "gid1"), 408), *transaction(5)]
-            setup.stream.give(frames)
-            await asyncio.sleep(1)
-            assert setup.rows == rows
-            assert setup.server.visible.prepared == {}
-            assert setup.server.visible.skip_lsn == INVALID_LSN
-            assert setup.stream.last.flush == 508
-
-    run(work())
-
-
-@pytest.mark.parametrize("sends", [False, True])
-@pytest.mark.parametrize("error", [NeverPrepared, DataLossError])
-def test_commit_prepared_of_an_unknown_transaction(error: type[DataLossError], sends: bool) -> None:
-    """A publisher that sends nothing of an empty prepared transaction but its end; and one that sends its PREPARE."""
-
-    async def work() -> None:
-        async with running_worker(two_phase=TwoPhaseState.ENABLED, empty_prepares=sends) as (setup, task):
-
-            async def commit_prepared(*_: object) -> None:
-                raise error("not there")
-
-            setup.sink.commit_prepared = commit_prepared  # type: ignore[assignment, method-assign]
-            setup.stream.give([xlog(CommitPrepared(0, Lsn(400), Lsn(408), 0, 3, "gid3"), 408), *transaction(6)])
-            await asyncio.wait({task}, timeout=2)
-            if error is NeverPrepared and not sends:
-                assert setup.rows == ["6"]
-                assert setup.stream.last.flush == 608
-                assert setup.sink.advanced[0] == 408
-            else:
-                assert isinstance(task.exception(), error)
-                assert setup.tracker.flushed == 50
-
-    run(work())
-
-
 @pytest.mark.parametrize(
     ("error", "rolled_back", "passes"),
     [
@@ -601,30 +401,6 @@ def test_rejected_transaction_that_the_publisher_rolled_back_is_skipped(error: T
                 assert task.exception() is error
                 assert setup.rows == []
                 assert setup.tracker.flushed == 108
-
-    run(work())
-
-
-def test_ends_to_enable_two_phase_once_all_tables_are_ready() -> None:
-    async def work() -> None:
-        async with running_worker(entry=TableEntry(TableState.SYNCDONE, Lsn(150)), two_phase=TwoPhaseState.PENDING) as (setup, task):
-            setup.stream.give(transaction(1))
-            await asyncio.sleep(10)
-            assert not task.done()
-            setup.stream.give([keepalive(200)])
-            await asyncio.wait_for(task, 3)
-            assert setup.states.all_ready
-
-    run(work())
-
-
-def test_two_phase_stays_pending_without_tables() -> None:
-    async def work() -> None:
-        async with running_worker(two_phase=TwoPhaseState.PENDING, entry=COPIED) as (setup, task):
-            setup.states.remove(table(0))
-            setup.stream.give([keepalive(200)])
-            await asyncio.sleep(100)
-            assert not task.done()
 
     run(work())
 
