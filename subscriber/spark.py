@@ -28,10 +28,9 @@ __all__ = ["LakeSnapshot", "register", "snapshot"]
 def register(spark: SparkSession) -> None:
     """Register the formats ``postgres_changes`` and ``postgres_snapshot`` with a session.
 
-    See :mod:`subscriber.sinks.spark.reading.data_source` and :mod:`subscriber.sinks.spark.reading.snapshot_source` for their options.
+    See :mod:`subscriber.sinks.spark.reading.data_sources` for their options.
     """
-    from subscriber.sinks.spark.reading.data_source import PostgresChanges  # noqa: PLC0415 -- needs pyspark, an extra
-    from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot  # noqa: PLC0415 -- pyspark comes with an extra
+    from subscriber.sinks.spark.reading.data_sources import PostgresChanges, PostgresSnapshot  # noqa: PLC0415 -- pyspark is an extra
 
     warn_of_another_python(spark)
     spark.dataSource.register(PostgresChanges)

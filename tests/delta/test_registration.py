@@ -20,8 +20,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Message, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
-from subscriber.sinks.spark.pipeline import registration as registration_module
-from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
+from subscriber.sinks.spark.pipeline.program import registration as registration_module
+from subscriber.sinks.spark.pipeline.program.registration import CatalogRegistration, require_catalog
 from tests.unit.sinks.spark.pipeline.test_applier import Killed, all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, start
 from tests.unit.sinks.spark.stream import TABLE, batch, begun, make, row, transaction

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 async def _execute(args: argparse.Namespace) -> int:
     lake, given = _lake(args)
     with requiring(*LAKE_NEEDS):
-        from subscriber.sinks.spark.pipeline.program import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
+        from subscriber.sinks.spark.pipeline.program.start import apply_lake  # noqa: PLC0415 -- pyarrow and deltalake come with an extra
     site = ApplierSite()
     stop = threading.Event()
     apply = partial(

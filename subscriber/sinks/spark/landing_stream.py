@@ -32,11 +32,10 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.prepared_errors import lost_prepared, never_prepared
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake
-from subscriber.sinks.spark.catalog.snapshots import Snapshots
+from subscriber.sinks.spark.catalog.snapshots import NOT_PUBLISHED, Snapshots
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.landing.manifest import BatchTransactions, first_manifest
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
-from subscriber.sinks.spark.landing.row_encoder import TransactionEncoder
 from subscriber.sinks.spark.landing.writer import LandingWriter, count, encode
 from subscriber.sinks.spark.schema_gaps import SchemaGaps
 from subscriber.threads import run_in_thread
@@ -87,11 +86,7 @@ class LandingStream:
             self._tasks.append(asyncio.create_task(self._watch_applied()))
 
     async def close(self) -> None:
-        """Land what was collected, unless the stream has failed.
-
-        Raises:
-            TargetError: it cannot be landed.
-        """
+        """Land what was collected, unless the stream has failed."""
         for task in self._tasks:
             task.cancel()
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -127,9 +122,7 @@ class LandingStream:
     async def advance(self, lsn: Lsn, look: Callable[[], None]) -> None:
         """Land what was collected, and store the position. With ``confirm=applied``, return after it is applied.
 
-        Args:
-            lsn: the position.
-            look: called repeatedly while this waits for the applier. May raise.
+        ``look`` is called repeatedly while this waits for the applier. It may raise.
         """
         async with self._calls, self._failing():
             await self._land()
@@ -215,11 +208,11 @@ class LandingStream:
     async def applied(self) -> Lsn:
         """The LSN up to which everything that was landed is applied. Table copies do not count."""
         lake = self._lake
-        landed = max(self.lander.zone.last, lake.position.lsn if lake.position is not None else INVALID_LSN)
+        landed = max(self.lander.zone.last, lake.position_lsn)
 
         def look() -> Lsn:
             snapshot = self._snapshots.newest()
-            done = snapshot.lsn if snapshot is not None else INVALID_LSN
+            done = (snapshot or NOT_PUBLISHED).lsn
             # until a new snapshot is published, the oldest waiting manifest stays the same. This avoids reading a long backlog
             if self._waiting is None or self._waiting[0] != done:
                 try:
@@ -263,13 +256,7 @@ class LandingStream:
             else:
                 batch = await run_in_thread(lambda: self._files.begin(transaction.xid, gid))
                 try:
-                    encoder = TransactionEncoder(
-                        batch,
-                        described=self.lander.described,
-                        gate=gate,
-                        table_ids=self.gaps.table_id,
-                        skipped_tables=self._statistics.skipped_tables,
-                    )
+                    encoder = self.lander.encoder(batch, gate)
                     await encode(encoder, transaction)
                 except BaseException:
                     batch.discard()

@@ -42,7 +42,7 @@ from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing_stream import LandingStream
-from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
+from subscriber.sinks.spark.pipeline.program.applier_thread import ApplierThread
 from subscriber.threads import run_in_thread, to_its_end
 from subscriber.transaction.model import PreparedTransaction, Transaction
 
@@ -86,15 +86,7 @@ class LakeSessions:
 
 
 class OpenedSparkSink:
-    """A :class:`subscriber.interfaces.OpenedSink`, which says what methods without a description do.
-
-    Args:
-        sessions: shared with the sink.
-        lake: the lake, locked.
-        stream: into the lake.
-        state: of the subscription.
-        counted: the counters that earlier processes have stored.
-    """
+    """A :class:`subscriber.interfaces.OpenedSink`, which says what methods without a description do. The lake is locked."""
 
     def __init__(
         self, sessions: LakeSessions, lake: Lake, stream: LandingStream, state: SubscriptionState, counted: dict[str, int]

@@ -32,12 +32,7 @@ _HINT: Final = "on_schema_gap in the target's URL says what is done"
 
 
 class SchemaGaps:
-    """Finds the tables whose columns have changed, and decides what becomes of them. Belongs to an open stream.
-
-    Args:
-        lake: the lake.
-        policy: see the module.
-    """
+    """Finds the tables whose columns have changed, and decides what becomes of them. Belongs to an open stream."""
 
     def __init__(self, lake: Lake, policy: OnSchemaGap) -> None:
         self._lake = lake

@@ -42,13 +42,7 @@ __all__ = ["SparkSink"]
 
 
 class SparkSink:
-    """A :class:`subscriber.interfaces.Sink`.
-
-    Args:
-        target: URL of the lake, see :mod:`subscriber.sinks.spark.files.location`.
-        options: of the subscription.
-        settings: of the process.
-        defined: whether ``subscriber create`` made the subscription. Then :meth:`open` does not create it.
+    """A :class:`subscriber.interfaces.Sink`. If ``subscriber create`` made the subscription (``defined``), :meth:`open` does not create it.
 
     Raises:
         ConfigurationError: a lake does not support the URL or an option.
@@ -119,14 +113,13 @@ class SparkSink:
                 lake = self._require_ours(await run_in_thread(lambda: self._found_or_made(storage, name)), name)
                 sessions.lake = lake
             counted = await run_in_thread(lambda: read_landed_counters(storage))
-            position = lake.position
             # the chain begins at INVALID_LSN, so the applier notices if the first batch is missing
             zone = LandingZone(storage, LANDING)
             await run_in_thread(zone.recover)
         except BaseException:
             lock.give_back()
             raise
-        landed = max(zone.last, position.lsn if position is not None else INVALID_LSN)
+        landed = max(zone.last, lake.position_lsn)
         gaps = SchemaGaps(lake, self._location.on_schema_gap)
         lander = LandingWriter(zone, gaps.table_id, sessions.statistics, landed)
         stream = LandingStream(lake, lander, self._location, gaps=gaps, statistics=sessions.statistics, on_durable=on_durable)

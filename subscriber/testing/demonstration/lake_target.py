@@ -26,9 +26,9 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.sinks.spark.reading.snapshot import LakeSnapshot
 from subscriber.sinks.spark.reading.table_files import with_held_values
 from subscriber.sinks.spark.schema.table_schema import SPECIAL

@@ -21,11 +21,11 @@ from typing import Any, Final, Protocol
 import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import snapshot as spark_snapshot
 from tests.benchmark.spark.changes import RANDOM, RECENT, TABLE, Changes, write_for_script

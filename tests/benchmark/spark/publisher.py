@@ -18,10 +18,10 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
 from tests.benchmark.spark.changes import TABLE

@@ -43,11 +43,7 @@ class LakeDefinition:
 
 
 def read_definition(storage: Storage) -> LakeDefinition | None:
-    """Read the definition. None if there is none.
-
-    Raises:
-        TargetError: it is damaged.
-    """
+    """Read the definition. None if there is none."""
     return parse_document(storage, DEFINITION, _parsed)
 
 
@@ -85,11 +81,7 @@ def write_definition(storage: Storage, definition: LakeDefinition) -> None:
 
 
 def read_generation(storage: Storage) -> int:
-    """Read how often verbs have claimed the subscription.
-
-    Raises:
-        TargetError: it is damaged.
-    """
+    """Read how often verbs have claimed the subscription."""
     document = read_document(storage, GENERATION)
     return 0 if document is None else int(document.get("generation", 0))
 

@@ -30,26 +30,21 @@ HISTORY_COLUMNS: Final = pa.schema(
     ]
 )
 """The columns of a history table before the table's own."""
-_FORM: Final = "scd2"
 
 
 def read_histories(storage: Storage) -> frozenset[TableName]:
-    """The tables with a history.
-
-    Raises:
-        TargetError: the document is damaged.
-    """
+    """The tables with a history."""
     return parse_document(storage, _NAME, _parsed, "remove it: the subscriber writes it again when it starts") or frozenset()
 
 
 def _parsed(document: dict[str, Any]) -> frozenset[TableName]:
-    return frozenset(TableName(*item["table"]) for item in document["tables"] if item["form"] == _FORM)
+    return frozenset(TableName(*names) for names in document["tables"])
 
 
 def write_histories(storage: Storage, tables: Collection[TableName]) -> None:
     """Store which tables have a history, if others are stored."""
     if set(tables) != read_histories(storage):
-        write_document(storage, _NAME, {"tables": [{"table": [name.namespace, name.name], "form": _FORM} for name in tables]})
+        write_document(storage, _NAME, {"tables": [[name.namespace, name.name] for name in tables]})
 
 
 def history_name(name: TableName, tables: Container[TableName]) -> TableName:

@@ -50,7 +50,7 @@ POSITION: Final = "position.json"
 _COPY: Final = re.compile(r"(\d+)-(\d+)")
 LANDING: Final = "landing"
 COPY_DOCUMENT: Final = "copy.json"
-"""In the directory of a copy, see ``copy/copy_document.py``."""
+"""In the directory of a copy, see ``copy/copied_rows.py``."""
 
 _FIRST_ID: Final = 1
 _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
@@ -130,7 +130,6 @@ class Lake:
 
         Raises:
             TargetError: the directory contains something else, or the lake is damaged.
-            TargetUnavailable: the directory cannot be read.
         """
         identity = parse_document(storage, IDENTITY, _identity)
         if identity is None:
@@ -174,9 +173,6 @@ class Lake:
 
         If the last call failed, the state is read again first: an error does not tell whether the state was stored, and the applier may
         have acted on it.
-
-        Raises:
-            TargetError: it cannot be read or written.
         """
         if not self.is_certain:
             self._read_state()
@@ -207,11 +203,7 @@ class Lake:
         return f"{{{', '.join([f'{json_text(name)}: {parts[name]}' for name in sorted(parts)])}}}"
 
     def settle(self) -> None:
-        """Find out which state is stored, if the last :meth:`change` failed. Durable on return.
-
-        Raises:
-            TargetError: it cannot be read or written.
-        """
+        """Find out which state is stored, if the last :meth:`change` failed. Durable on return."""
         if not self.is_certain:
             self.change(lambda state: state)
 
@@ -220,7 +212,6 @@ class Lake:
 
         Raises:
             RelationError: the subscription does not have this table.
-            TargetError: they cannot be written.
         """
         self.change(lambda state: with_tables(state, {name: replace(_table_of(state, name), **changes)}))
 
@@ -249,6 +240,11 @@ class Lake:
     def log_applications(self, table: LakeTable) -> list[str]:
         """The Delta applications that append to a table's change log: one for each copy. The last one appends now."""
         return [f"{self.applications}{table.id}-{number}-log" for number in range(table.generation + 1)]
+
+    @property
+    def position_lsn(self) -> Lsn:
+        """The LSN of :attr:`position`. Before the first, it is :data:`INVALID_LSN`."""
+        return self.position.lsn if self.position is not None else INVALID_LSN
 
     def landed(self) -> Lsn | None:
         """The LSN up to which everything is durable: the position, or the end of the last manifest. None without a position.
@@ -299,12 +295,7 @@ def newest_generations(known: Sequence[LakeTable]) -> dict[str, int]:
 
 
 def abandoned_copies(storage: Storage, known: Sequence[LakeTable]) -> list[str]:
-    """The directories of copies that were started again. An unknown copy may be of a table that was just added.
-
-    Args:
-        storage: of the lake.
-        known: all tables of the lake, even removed ones.
-    """
+    """The directories of copies that were started again. An unknown copy may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
     newest = newest_generations(known)
     return [

@@ -13,9 +13,9 @@ from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import TargetError
 from subscriber.interfaces import Retry, TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT, LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.catalog.snapshots import Snapshot, StoppedTable, read_snapshot
+from subscriber.sinks.spark.catalog.snapshots import NOT_PUBLISHED, Snapshot, StoppedTable, read_snapshot
 from subscriber.sinks.spark.catalog.status_files import (
     APPLIER,
     ERROR,
@@ -46,7 +46,6 @@ async def observe(target: str) -> Sequence[Observation]:
 
     Raises:
         ConfigurationError: the URL is invalid.
-        TargetUnavailable: the lake cannot be reached.
         TargetError: the directory contains something else, or the lake is damaged.
     """
     storage = Storage.open(Location.parse(target))
@@ -140,7 +139,7 @@ def _applier(storage: Storage, lake: Lake, report: Mapping[str, Any], stopped: M
     )
     try:
         snapshot = read_snapshot(storage)
-        waiting = read_manifests(storage, LANDING, snapshot.landed if snapshot is not None else INVALID_LSN)
+        waiting = read_manifests(storage, LANDING, (snapshot or NOT_PUBLISHED).landed)
     except TargetError as error:
         # the error that a running applier would report
         return replace(who, last_error=error.one_line(), last_error_time=None)

@@ -34,14 +34,14 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from subscriber.interfaces import TableName
-from subscriber.protocol.lsn import Lsn
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = [
+    "NOT_PUBLISHED",
     "SNAPSHOTS",
     "Publication",
     "Snapshot",
@@ -136,6 +136,11 @@ class Snapshot:
     stopped: Mapping[TableName, StoppedTable] = field(default_factory=dict)
     publication: Publication | None = field(default=None, compare=False)
 
+    def last(self, name: TableName) -> SnapshotTable | None:
+        """A table in the last snapshot that had it, up to this one."""
+        stop = self.stopped.get(name)
+        return stop.last if stop is not None else self.tables.get(name)
+
     @property
     def needed(self) -> Lsn:
         """Landed changes up to this LSN are in all tables, or are no longer kept for stopped ones."""
@@ -147,12 +152,12 @@ class Snapshot:
         return self.publication.published if self.publication is not None else None
 
 
-def read_snapshot(storage: Storage) -> Snapshot | None:
-    """Read the newest published snapshot. None before the first.
+NOT_PUBLISHED: Final = Snapshot(INVALID_LSN, INVALID_LSN)
+"""Before the first."""
 
-    Raises:
-        TargetError: it is damaged, or cannot be read.
-    """
+
+def read_snapshot(storage: Storage) -> Snapshot | None:
+    """Read the newest published snapshot. None before the first."""
     return Snapshots(storage).newest()
 
 
@@ -228,11 +233,8 @@ class Snapshots:
             raise DamagedFile(self._storage.what(name), name) from None
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        try:
-            with self._storage.reading(name):
-                return list(pq.read_table(name, filesystem=self._storage.filesystem, partitioning=None).to_pylist())
-        except pa.ArrowException:
-            raise DamagedFile(self._storage.what(name), name) from None
+        with self._storage.parquet(name) as file:
+            return list(file.read().to_pylist())
 
     def _newest_version(self) -> int:
         """The number of the last commit; -1 if there is none. Numbers have no gaps after the last checkpoint."""

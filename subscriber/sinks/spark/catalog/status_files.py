@@ -97,10 +97,6 @@ class StatusFile:
     """Writes ``status.json`` for a subscriber process.
 
     It is written only if something has changed. In an object store, where each request has its price, changes wait for some seconds.
-
-    Args:
-        storage: of the lake.
-        before: the counters of earlier processes.
     """
 
     def __init__(self, storage: Storage, before: Mapping[str, int]) -> None:
@@ -111,11 +107,7 @@ class StatusFile:
         self._due = 0.0
 
     def report(self, workers: Sequence[WorkerActivity], last_error: str | None, statistics: ApplyStatistics) -> None:
-        """Take a report. An error is written to ``error.json`` at once.
-
-        Raises:
-            TargetError: it cannot be written.
-        """
+        """Take a report. An error is written to ``error.json`` at once."""
         document: dict[str, object] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),

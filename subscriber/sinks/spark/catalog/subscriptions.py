@@ -79,11 +79,7 @@ def locks(storage: Storage) -> tuple[Path | None, Path | None]:
 
 
 def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definition:
-    """The definition of a lake's subscription.
-
-    Raises:
-        TargetError: a document of the lake is damaged.
-    """
+    """The definition of a lake's subscription."""
     found = read_definition(storage) or LakeDefinition()
     state = lake.state
     return Definition(

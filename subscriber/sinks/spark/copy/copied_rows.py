@@ -1,16 +1,22 @@
-"""Copied rows as landed files: a COPY stream becomes one Parquet file, whose rows have the operation ``c``."""
+"""Copied rows as landed files: a COPY stream becomes one Parquet file, whose rows have the operation ``c``.
+
+The document ``copy.json`` of a table's copy lists these files, and makes them valid.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
 from subscriber import crash_points
 from subscriber.errors import ConfigurationError, TargetError
 from subscriber.interfaces import CopyFormat
+from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT
+from subscriber.sinks.spark.files.documents import parse_document, write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column
@@ -20,7 +26,7 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.threads import run_in_thread
 from subscriber.types import CopyDecoder, copy_decoder
 
-__all__ = ["store_copy"]
+__all__ = ["TableCopy", "read_copy", "store_copy", "write_copy"]
 
 _ROWS: Final = 50_000
 """Number of rows in a row group."""
@@ -92,3 +98,39 @@ def _copied(schema: TableSchema, count: int, values: Sequence[Sequence[bytes | N
         special_column(specials, count),
     ]
     return pa.RecordBatch.from_arrays([*meta, *columns], schema=schema.landing)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCopy:
+    """A table's copy: its LSN, its schema, and its files.
+
+    Attributes:
+        started: when it was begun, in seconds since 1970.
+    """
+
+    lsn: Lsn
+    schema: TableSchema
+    files: tuple[LandedFile, ...]
+    started: float
+
+
+def write_copy(storage: Storage, directory: str, copy: TableCopy) -> None:
+    """Store the document of a table's copy. Durable on return, with the files in its directory."""
+    document = {
+        "lsn": str(copy.lsn),
+        "schema": copy.schema.to_json(),
+        "files": [file.to_json() for file in copy.files],
+        "started": copy.started,
+    }
+    storage.sync([directory])
+    write_document(storage, f"{directory}/{COPY_DOCUMENT}", document)
+
+
+def read_copy(storage: Storage, directory: str) -> TableCopy | None:
+    """Read the document of a table's copy. None if there is none."""
+    return parse_document(storage, f"{directory}/{COPY_DOCUMENT}", _parsed)
+
+
+def _parsed(document: dict[str, Any]) -> TableCopy:
+    files = tuple(LandedFile.from_json(data) for data in document["files"])
+    return TableCopy(Lsn.parse(document["lsn"]), TableSchema.from_json(document["schema"]), files, document["started"])

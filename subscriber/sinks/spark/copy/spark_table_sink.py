@@ -32,8 +32,7 @@ from subscriber.interfaces import (
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.catalog.lake import Lake, copy_directory
-from subscriber.sinks.spark.copy.copied_rows import store_copy
-from subscriber.sinks.spark.copy.copy_document import TableCopy, read_copy, write_copy
+from subscriber.sinks.spark.copy.copied_rows import TableCopy, read_copy, store_copy, write_copy
 from subscriber.sinks.spark.files.documents import read_document, write_document
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.landing.manifest import LandedFile
@@ -48,14 +47,9 @@ _POSITION_DOCUMENT: Final = "position.json"
 
 
 class SparkTableSink:
-    """A :class:`subscriber.interfaces.TableSink`.
+    """A :class:`subscriber.interfaces.TableSink`. It holds the writer's lock during the synchronization.
 
-    Args:
-        table: name of the table.
-        lake: gives the lake, which changes when the sink is opened again.
-        lock: the writer's lock, which is held during the synchronization.
-        catalog: serializes changes of the catalog.
-        statistics: updated with the counts.
+    The lake is asked for each time, because it changes when the sink is opened again.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import CopyFormat, PublishedTable, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, LakeTable, copy_directory, with_tables
-from subscriber.sinks.spark.copy.copied_rows import store_copy
-from subscriber.sinks.spark.copy.copy_document import TableCopy, write_copy
+from subscriber.sinks.spark.copy.copied_rows import TableCopy, store_copy, write_copy
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.schema.table_schema import TableSchema
@@ -43,14 +42,7 @@ class _Copied:
 
 
 class SparkTableGroup:
-    """A :class:`subscriber.interfaces.TableGroup`.
-
-    Args:
-        lake: the lake.
-        lock: the writer's lock, which is held until :meth:`close`.
-        catalog: serializes changes of the catalog.
-        is_current: whether the sink is still open.
-    """
+    """A :class:`subscriber.interfaces.TableGroup`. It holds the writer's lock until :meth:`close`."""
 
     def __init__(self, lake: Lake, lock: FileLock, catalog: asyncio.Lock, is_current: Callable[[], bool]) -> None:
         self.at_once = _AT_ONCE
@@ -103,7 +95,7 @@ class SparkTableGroup:
 
         def store() -> None:
             for name, each in copied.items():
-                copy = TableCopy(tables[name], each.schema, (each.file,), started=each.started)
+                copy = TableCopy(tables[name], each.schema, (each.file,), each.started)
                 write_copy(self._lake.storage, copy_directory(each.begun), copy)
 
         await run_in_thread(store)

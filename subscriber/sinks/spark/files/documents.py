@@ -40,11 +40,7 @@ def write_document(storage: Storage, name: str, document: Mapping[str, Any] | st
 
 
 def read_document(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Read a document that :func:`write_document` stored. None if there is none.
-
-    Raises:
-        TargetError: it is damaged, or of a later version of this program.
-    """
+    """Read a document that :func:`write_document` stored. None if there is none."""
     content = storage.read(name)
     if content is None:
         return None
@@ -70,11 +66,7 @@ def parse_document(
     parse: Callable[[dict[str, Any]], _Parsed],
     hint: str | None = None,
 ) -> _Parsed | None:
-    """Read a document as :func:`read_document`, and parse it. ``hint`` replaces the usual one for a damaged document.
-
-    Raises:
-        TargetError: it is damaged, or of a later version of this program.
-    """
+    """Read a document as :func:`read_document`, and parse it. ``hint`` replaces the usual one for a damaged document."""
     document = read_document(storage, name)
     try:
         return None if document is None else parse(document)

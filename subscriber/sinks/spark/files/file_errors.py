@@ -68,12 +68,7 @@ def os_errors(what: str) -> Iterator[None]:
 
 
 def store_error(what: str, text: str) -> TargetError | None:
-    """The error for an answer of a store or a file system that an operator must act on: permissions, space, or the time. None: another.
-
-    Args:
-        what: names the file.
-        text: the error of pyarrow or delta-rs.
-    """
+    """The error for an answer of a store or a file system that an operator must act on: permissions, space, or the time. None: another."""
     for number in map(int, _OS_ERROR.findall(text)):
         if number in _FORBIDDEN:
             return AccessDenied(f"cannot read or write {what}: permission denied ({errno.errorcode[number]})", hint=_RIGHTS)
@@ -127,16 +122,7 @@ class UnsupportedValues(TargetError):
 
 
 class DamagedFile(TargetError):
-    """A file is missing, or its content is not what was written.
-
-    Attributes:
-        path: of the file, relative to the lake.
-
-    Args:
-        what: names the file.
-        path: of the file, relative to the lake.
-        problem: what is wrong.
-    """
+    """A file is missing, or its content is not what was written. ``path`` is relative to the lake."""
 
     def __init__(self, what: str, path: str, problem: str = "is damaged") -> None:
         super().__init__(f"{what} {problem}".strip(), hint="restore it from a backup, or start over in a new directory")

@@ -25,13 +25,7 @@ _LOOKER_SECONDS: Final = 0.004
 
 
 class FileLock:
-    """A lock that this object may take several times. It is free after as many releases.
-
-    Args:
-        path: of the file. None: nothing is locked.
-        refusal: the error's text if another process holds the lock.
-        hint: the error's hint.
-    """
+    """A lock that this object may take several times. It is free after as many releases. Without a path, nothing is locked."""
 
     def __init__(self, path: Path | None, refusal: str, hint: str) -> None:
         self._path = path
@@ -50,7 +44,6 @@ class FileLock:
 
         Raises:
             SubscriptionInUse: another process holds the lock.
-            TargetError: the file cannot be created.
         """
         if self._holders == 0 and self._path is not None:
             with os_errors(str(self._path)):

@@ -168,11 +168,6 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
             table = _table(name, name.removeprefix(_VECTORS))
             if not _PARSERS["deletion_vectors"](name, text):
                 without_vectors.add(table)
-        elif name in {"copy", "copy_connection"}:
-            raise ConfigurationError(
-                f'parameter "{name}" of a Spark target was removed: executors do not copy tables any more',
-                hint=f"omit {name}; the subscriber copies parts of a table at once (max_copy_workers_per_table)",
-            )
         elif (parse := _PARSERS.get(name)) is not None:
             values["delay" if name == "batch_delay" else name] = parse(name, text)
         else:
@@ -197,11 +192,6 @@ def _table(parameter: str, table: str) -> TableName:
 
 def _history(table: str, text: str) -> TableName:
     found = _table(_HISTORY, table)
-    if text == "soft_delete":
-        raise ConfigurationError(
-            f"history.{table}=soft_delete was removed: a history with all versions has the deleted rows too",
-            hint=f"use history.{table}=scd2, and query the last version of each key",
-        )
     if text != "scd2":
         raise ConfigurationError(f'unrecognized history value of table "{table}"', hint="scd2")
     return found

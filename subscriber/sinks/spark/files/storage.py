@@ -21,6 +21,7 @@ from typing import Final, Self
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from subscriber.errors import ConfigurationError
@@ -96,7 +97,6 @@ class Storage:
 
         Raises:
             ConfigurationError: pyarrow does not support such a file system.
-            TargetUnavailable: the location cannot be reached.
         """
         if location.path is not None:
             local = fs.LocalFileSystem()
@@ -123,14 +123,7 @@ class Storage:
     def write(self, name: str, content: bytes, *, durable: bool = True, private: bool = False) -> None:
         """Create or replace a small file as a whole. By default it is durable on return, including its directory.
 
-        Args:
-            name: of the file.
-            content: the whole content.
-            durable: whether to fsync.
-            private: on a local file system, only its owner may read it.
-
-        Raises:
-            TargetError: it cannot be written. The previous file, if any, still exists.
+        If it cannot be written, the previous file still exists. On a local file system, only its owner may read a ``private`` one.
         """
         with self.reading(name):
             if self.root is None:
@@ -266,6 +259,22 @@ class Storage:
         self.require_inside(name)
         with os_errors(self.what(name)):
             yield
+
+    @contextlib.contextmanager
+    def parquet(self, path: str, *, checked: bool = False) -> Iterator[pq.ParquetFile]:
+        """Open a Parquet file to read it in the block. ``checked``: with the checksums of its pages.
+
+        Raises:
+            DamagedFile: its content is not Parquet, or not what was written.
+        """
+        with self.reading(path):
+            try:
+                with pq.ParquetFile(path, filesystem=self.filesystem, page_checksum_verification=checked) as file:
+                    yield file
+            except pa.ArrowMemoryError:
+                raise
+            except pa.ArrowException:
+                raise DamagedFile(self.what(path), path) from None
 
     def require_inside(self, name: str) -> None:
         """Check that a name does not lead out of the lake.

@@ -263,7 +263,6 @@ def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | N
     """The first manifest that ends after an LSN, if its predecessor does not. None if there is none. Reads no other manifest.
 
     Raises:
-        TargetError: the manifest is damaged.
         DataLossError: a manifest before it is missing.
     """
     seen: set[str] = set()

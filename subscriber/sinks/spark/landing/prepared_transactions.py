@@ -31,7 +31,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from subscriber import crash_points
-from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.files.documents import read_document, write_document
@@ -56,11 +55,7 @@ class PreparedTransactions:
         return f"{_DIRECTORY}/{xid}-{hashlib.sha256(gid.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"
 
     def is_there(self, xid: int, gid: str) -> bool:
-        """Whether the transaction is prepared. If so, make it durable, because it may have been renamed just before a crash.
-
-        Raises:
-            TargetError: it is damaged, or cannot be made durable.
-        """
+        """Whether the transaction is prepared. If so, make it durable, because it may have been renamed just before a crash."""
         directory = self.directory(xid, gid)
         if read_document(self._storage, f"{directory}/{_DOCUMENT}") is None:
             return False
@@ -128,12 +123,9 @@ class PreparedTransactions:
         return found
 
     def recover(self, landed: Lsn, position: Lsn, forget_name: Callable[[str], None]) -> None:
-        """After a crash: remove transactions that have ended and whose end is not sent again.
+        """After a crash: remove transactions that have ended and whose end is not sent again, because it is up to the position.
 
-        Args:
-            landed: transactions that end up to here are landed.
-            position: everything after this is sent again.
-            forget_name: see :meth:`forget`.
+        Those that end up to ``landed`` are landed, but sent again.
         """
         for document in self._documents():
             xid, gid, ended = int(document["xid"]), str(document["gid"]), Lsn.parse(document.get("ended", "0/0"))
@@ -163,11 +155,8 @@ class PreparedTransactions:
                 arrays = [stamps.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
                 yield pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing)
 
-        try:
-            with self._storage.reading(file.path), pq.ParquetFile(file.path, filesystem=self._storage.filesystem) as source:
-                return write_file(self._storage, path, file.schema.landing, rows(source))
-        except pa.ArrowInvalid as error:
-            raise TargetError(f"{self._storage.what(file.path)} is damaged", hint="restore it from a backup") from error
+        with self._storage.parquet(file.path) as source:
+            return write_file(self._storage, path, file.schema.landing, rows(source))
 
     def forget(self, xid: int, gid: str, forget_name: Callable[[str], None]) -> None:
         """Remove it. No error if it does not exist. ``forget_name`` removes the name of its directory from the position first."""

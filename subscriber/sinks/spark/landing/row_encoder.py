@@ -81,13 +81,6 @@ class TransactionEncoder:
         batch: as given.
         stamp: of the transaction.
         counts: numbers of the transaction's changes, by the names of :class:`subscriber.interfaces.ApplyStatistics`.
-
-    Args:
-        batch: gets the rows.
-        described: the relations of the stream.
-        gate: whether a relation's changes are for this encoder.
-        table_ids: gives the lake's number of a table.
-        skipped_tables: gets the names of tables that the gate leaves out.
     """
 
     stamp: Stamp

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final
 
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import ApplyStatistics, Batch
+from subscriber.interfaces import ApplyStatistics, Batch, RelationGate
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.landing.manifest import BatchTransactions, Manifest, clock
 from subscriber.sinks.spark.landing.row_encoder import DescribedRelations, TableIds, TransactionEncoder
@@ -28,11 +28,6 @@ _FEW: Final = 500
 
 class LandingWriter:
     """Collects and lands transactions, see the module.
-
-    Args:
-        zone: the landing zone, recovered.
-        table_ids: gives the lake's number of a table.
-        statistics: :meth:`count` adds the numbers of what was landed.
 
     Attributes:
         described: the relations that the stream described. A new stream needs a new object.
@@ -60,6 +55,12 @@ class LandingWriter:
         """Approximate bytes that are collected in memory."""
         return self._batch.size if self._batch is not None else 0
 
+    def encoder(self, batch: OpenBatch, gate: RelationGate) -> TransactionEncoder:
+        """An encoder of transactions of the stream into a batch. ``gate``: whether a relation's changes are for it."""
+        return TransactionEncoder(
+            batch, described=self.described, gate=gate, table_ids=self._table_ids, skipped_tables=self._statistics.skipped_tables
+        )
+
     async def take(self, batch: Batch) -> None:
         """Take the transactions of a batch that are after the position.
 
@@ -78,13 +79,7 @@ class LandingWriter:
             self._batch, self._begin = self.zone.begin(), self.position
             self.gathered = asyncio.get_running_loop().time()
             self._received_time = clock()
-        encoder = TransactionEncoder(
-            self._batch,
-            described=self.described,
-            gate=batch.gate,
-            table_ids=self._table_ids,
-            skipped_tables=self._statistics.skipped_tables,
-        )
+        encoder = self.encoder(self._batch, batch.gate)
         for held, group in groupby(new, lambda transaction: transaction.spool is None):
             transactions = list(group)
             if not held:
@@ -139,11 +134,7 @@ class LandingWriter:
         self._counts.update(encoder.counts, transactions=1)
 
     async def land(self) -> Manifest | None:
-        """Make everything that was collected durable. None if it has no rows.
-
-        Raises:
-            TargetError: it could not be written, and is discarded.
-        """
+        """Make everything that was collected durable. None if it has no rows."""
         batch, self._batch, self.gathered = self._batch, None, None
         count, self._transactions = self._transactions, 0
         if batch is None or batch.is_empty:
@@ -185,7 +176,6 @@ async def encode(encoder: TransactionEncoder, transaction: Transaction) -> None:
 
     Raises:
         ProtocolError, ConfigurationError: the transaction cannot be encoded.
-        TargetError: its rows cannot be written.
     """
     encoder.begin(transaction)
 

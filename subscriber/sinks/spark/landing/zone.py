@@ -47,11 +47,7 @@ SPILL_BYTES: Final = 32 * 1024**2
 
 
 class ParquetFile:
-    """A Parquet file that is being written, in row groups.
-
-    Raises:
-        TargetError: it cannot be created.
-    """
+    """A Parquet file that is being written, in row groups."""
 
     def __init__(self, storage: Storage, name: str, schema: pa.Schema) -> None:
         self._storage = storage
@@ -154,7 +150,6 @@ class OpenBatch:
         """Write the rows in memory to files, if they are more than :data:`SPILL_BYTES`.
 
         Raises:
-            TargetError: they cannot be written.
             ApplyError: a text is not UTF-8.
         """
         if self.size > SPILL_BYTES:
@@ -201,12 +196,7 @@ class OpenBatch:
 
 
 class LandingZone:
-    """A directory of batches, and the chain of their manifests.
-
-    Args:
-        storage: of the lake.
-        directory: relative to the lake. It is created if it does not exist.
-        anchor: where the chain begins while there is no manifest.
+    """A directory of batches, and the chain of their manifests, which begins at ``anchor``. :meth:`recover` creates the directory.
 
     Attributes:
         last: the end of the last manifest, or the anchor.
@@ -253,16 +243,9 @@ class LandingZone:
         end: Lsn,
         transactions: BatchTransactions,
     ) -> Manifest | None:
-        """Make a batch durable.
+        """Make a batch durable. None if it ends no later than the last one, which already has its content.
 
-        Args:
-            batch: from :meth:`begin`. It cannot be used afterwards, even after an error.
-            begin: the batch begins after this LSN.
-            end: the batch ends at this LSN.
-            transactions: for the manifest.
-
-        Returns:
-            The manifest. None if the batch ends no later than the last one, which already has its content.
+        The batch cannot be used afterwards, even after an error.
 
         Raises:
             TargetError, ApplyError: the batch is not landed.

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final
+
+import pyarrow as pa
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.copy.copied_rows import read_copy
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
@@ -22,11 +24,12 @@ from subscriber.sinks.spark.landing.manifest import (
 )
 from subscriber.sinks.spark.maintenance.log_files import (
     Copied,
+    Identity,
+    LogPart,
     RewrittenFiles,
     read_identity,
     runs_of_small_files,
 )
-from subscriber.sinks.spark.maintenance.log_parts import Append, Source, clearing, log_parts
 from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema, own_columns
@@ -37,7 +40,7 @@ from subscriber.sinks.spark.tables.file_check import checking_files, require_fil
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
 from subscriber.sinks.spark.tables.table_errors import LostLog
 
-__all__ = ["AppendPlanner"]
+__all__ = ["Append", "AppendPlanner"]
 
 _SMALL_FILES: Final = 64
 """Compaction starts at this number of files with less than a quarter of the target."""
@@ -45,17 +48,43 @@ _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
 
 
-class AppendPlanner:
-    """Plans appends to the change logs of a lake.
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A file of changes, with its schema; and the copy that it is of, or None."""
 
-    Args:
-        storage: of the lake.
-        lake: its documents.
-        logs: a cache of open Delta tables, by directory. The caller keeps it.
-        stopped: the tables whose logs could not be continued.
-        target_rows: rows that a file should have.
-        retain_hours: how long versions that were replaced can be read.
+    file: LandedFile
+    copied: Copied | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """A planned append to a log.
+
+    Attributes:
+        name: of the table.
+        copy: the directory of its copy.
+        log: the log.
+        application: commits it.
+        done: the LSN of the application's last commit.
+        end: the LSN of this one.
+        overwrite: the new columns, if all files of the log are replaced.
+        rewritten: the files of the log that are written again.
+        parts: the new files.
     """
+
+    name: TableName
+    copy: str
+    log: LakeDelta
+    application: str
+    done: Lsn | None
+    end: Lsn
+    overwrite: pa.Schema | None
+    rewritten: Sequence[RewrittenFiles]
+    parts: Sequence[LogPart]
+
+
+class AppendPlanner:
+    """Plans appends to the change logs of a lake. The caller keeps the opened logs, by directory, and the tables with stopped ones."""
 
     def __init__(
         self,
@@ -98,22 +127,22 @@ class AppendPlanner:
         landed = [
             (file, manifest.end) for manifest in manifests if manifest.end > after for file in manifest.files if file.table_id == table.id
         ]
-        sources: list[Source] = []
+        sources: list[_Source] = []
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         if copy is None and not after and (landed or table.until is None) and self._had_log(name, table):
             raise LostLog(log.uri, copy_directory(table))
         copied = Copied(copy.lsn, copy.started) if copy is not None else None
         if copy is not None:
-            sources += [Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
-            sources += [Source(file, copied) for file in copy.files]
+            sources += [_Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
+            sources += [_Source(file, copied) for file in copy.files]
             own_manifests = read_manifests(self._storage, copy_directory(table))
             own_files = [file for manifest in own_manifests for file in manifest.files]
             check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
-            sources += [Source(file) for file in own_files]
+            sources += [_Source(file) for file in own_files]
             # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
             end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
-        sources += [Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
+        sources += [_Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
         if not sources and copy is None:
             return None
         own = own_columns(log.schema) if there else None
@@ -136,9 +165,9 @@ class AppendPlanner:
         else:
             log.add_columns(schema.landing)
             self.require_ours(log)
-        parts = log_parts(log.directory, sources, schema, int(after), self._target_rows)
+        parts = _log_parts(log.directory, sources, schema, int(after), self._target_rows)
         if copied is not None:
-            parts = clearing(parts, log.directory, schema, copied)
+            parts = _clearing(parts, log.directory, schema, copied)
         return Append(
             name=name,
             copy=copy_directory(table),
@@ -195,3 +224,36 @@ class AppendPlanner:
     def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
         identity = read_identity(self._storage, f"{log.directory}/{path}")
         return identity.metadata() if identity is not None else {}
+
+
+def _log_parts(directory: str, sources: Sequence[_Source], schema: TableSchema, after: int, target_rows: int) -> list[LogPart]:
+    """The files for changes, in order. The changes of a file have one replica identity, and are of one copy or none."""
+    parts: list[LogPart] = []
+    last: tuple[Copied | None, Identity] | None = None
+    for source in sources:
+        file = source.file
+        kind = (source.copied, Identity.of(file.schema))
+        if parts and kind == last and parts[-1].rows < target_rows:
+            before = parts[-1]
+            parts[-1] = replace(before, files=(*before.files, file.path), rows=before.rows + file.rows)
+            continue
+        last = kind
+        parts.append(
+            LogPart(
+                directory=directory,
+                schema=schema.with_identity(kind[1].kind, kind[1].fields),
+                files=(file.path,),
+                copied=source.copied,
+                after=after if source.copied is None else 0,
+                rows=file.rows,
+            )
+        )
+    return parts
+
+
+def _clearing(parts: Sequence[LogPart], directory: str, schema: TableSchema, copied: Copied) -> list[LogPart]:
+    """Let the copy begin with a ``t``, even if it has no rows."""
+    first = next((number for number, part in enumerate(parts) if part.copied is not None), None)
+    if first is not None:
+        return [replace(part, clears=number == first) for number, part in enumerate(parts)]
+    return [LogPart(directory=directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]

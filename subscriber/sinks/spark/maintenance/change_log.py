@@ -12,6 +12,7 @@ The last manifest always remains, because the chain of manifests continues from 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ from subscriber.sinks.spark.landing.manifest import (
     read_manifests,
 )
 from subscriber.sinks.spark.landing.zone import batch_end, batch_table
-from subscriber.sinks.spark.maintenance.append_planner import AppendPlanner
+from subscriber.sinks.spark.maintenance.append_planner import Append, AppendPlanner
 from subscriber.sinks.spark.maintenance.log_files import (
     LogPart,
     RewrittenFiles,
@@ -42,7 +43,6 @@ from subscriber.sinks.spark.maintenance.log_files import (
     rewrite_files,
     write_log_part,
 )
-from subscriber.sinks.spark.maintenance.log_parts import Append
 from subscriber.sinks.spark.session.job_names import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
@@ -67,11 +67,11 @@ class StoppedLog:
 
     Attributes:
         error: the reason.
-        version: of the log. None: it could not be read, or is gone.
+        version: of the log. -1: it could not be read, or is gone.
     """
 
     error: TableStopped
-    version: int | None = None
+    version: int = -1
 
     def is_of_another_copy(self, table: LakeTable | None) -> bool:
         """Whether a table may continue its log, because it was copied again."""
@@ -79,60 +79,46 @@ class StoppedLog:
 
 
 class ChangeLog:
-    """Writes the change logs of a lake, see the module.
-
-    Args:
-        storage: of the lake.
-        lake: its documents.
-        workers: write the files.
-        logs: a cache of open Delta tables, by directory. The caller keeps it.
-        read: a cache of manifests. The caller keeps it.
-        stopped: the logs that cannot be continued, by table. The caller keeps it.
-        waiting: since when copies wait, by table; None: since when landed files wait. The caller keeps it.
-        log_seconds: how long landed files wait for others.
-        target_rows: rows that a file should have.
-        retain_hours: how long versions that were replaced can be read.
+    """Writes the change logs of a lake, see the module. It lives as long as the applier.
 
     Attributes:
+        opened: the Delta tables, by directory.
+        stopped: the logs that cannot be continued, by table.
         written: bytes of the files that it wrote.
     """
 
+    _lake: Lake
+    _planner: AppendPlanner
+
     def __init__(
-        self,
-        storage: Storage,
-        lake: Lake,
-        workers: Workers,
-        logs: dict[str, LakeDelta],
-        *,
-        read: ManifestsRead,
-        stopped: dict[TableName, StoppedLog],
-        waiting: dict[TableName | None, float],
-        target_rows: int,
-        retain_hours: int,
-        log_seconds: float = 0.0,
+        self, storage: Storage, workers: Workers, read: ManifestsRead, *, target_rows: int, retain_hours: int, log_seconds: float
     ) -> None:
         self._log_seconds = log_seconds
         self._storage = storage
-        self._lake = lake
         self._workers = workers
-        self._logs = logs
         self._manifests = read
-        self._stopped = stopped
-        self._waiting = waiting
-        self._planner = AppendPlanner(storage, lake, logs, stopped, target_rows=target_rows, retain_hours=retain_hours)
+        self._target_rows = target_rows
+        self._retain_hours = retain_hours
+        self._complete = INVALID_LSN  # the logs have all changes up to here
+        self._waiting: dict[TableName | None, float] = {}  # since when copies wait, by table; None: since when landed files wait
+        self.opened: dict[str, LakeDelta] = {}
+        self.stopped: dict[TableName, StoppedLog] = {}
         self.written = 0
 
-    def compact(self, snapshot: Snapshot, since: Lsn, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> Lsn:
+    def _follow(self, lake: Lake) -> None:
+        self._lake = lake
+        self._planner = AppendPlanner(
+            self._storage, lake, self.opened, self.stopped, target_rows=self._target_rows, retain_hours=self._retain_hours
+        )
+
+    def compact(self, lake: Lake, snapshot: Snapshot, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> None:
         """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait, or if they wait for too long.
 
         Then remove landed files.
 
-        Returns:
-            The LSN up to which the logs have all changes.
-
         Args:
+            lake: its documents.
             snapshot: the published snapshot.
-            since: what the last call returned.
             enough: number of files.
             is_applied: whether a table has its copy. None: there is no Delta table. It raises TableStopped if the table cannot be read.
                 In the snapshot, the same name may be the table from before it was copied again.
@@ -140,8 +126,9 @@ class ChangeLog:
         Raises:
             TargetError: the log cannot be written. Nothing is removed.
         """
+        self._follow(lake)
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)
-        waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > since)
+        waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > self._complete)
         state = self._lake.state
         unknown: set[int] = set()
 
@@ -165,10 +152,10 @@ class ChangeLog:
         ]
         found = [(name, table, self._storage.files(copy_directory(table))) for name, table in (*tables.items(), *left) if table.generation]
         copies = [(name, table) for name, table, files in found if files]
-        for name in self._stopped.keys() - state.tables.keys() - state.removed.keys():
-            del self._stopped[name]
-        retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self._stopped.items())
-        due = {name: files for name, _, files in found if files and name not in self._stopped}
+        for name in self.stopped.keys() - state.tables.keys() - state.removed.keys():
+            del self.stopped[name]
+        retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self.stopped.items())
+        due = {name: files for name, _, files in found if files and name not in self.stopped}
         # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
         copying = sum(not table.is_synchronized for table in state.tables.values())
         may_wait = self._are_few_and_new(due) and enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed)
@@ -176,17 +163,17 @@ class ChangeLog:
             self._waiting.pop(None, None)
         late = bool(waiting) and time.monotonic() - self._waiting.setdefault(None, time.monotonic()) >= self._log_seconds
         if waiting <= enough and not late and not retried and (may_wait or not due):
-            return since
+            return
         self._waiting.pop(None, None)
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):
             self._note(name, tables.get(name), errors.get(name))
         crash_points.reached("publishing.log_written")
         for name, table in copies:
-            if name not in self._stopped:
+            if name not in self.stopped:
                 self._storage.remove_directory(copy_directory(table))
         self._remove_landed(manifests, snapshot.needed, kept)
-        return snapshot.landed
+        self._complete = snapshot.landed
 
     def _are_few_and_new(self, copies: Mapping[TableName, Sequence[StoredFile]]) -> bool:
         # the times of the files are by the clock of the store, which may be wrong
@@ -201,26 +188,25 @@ class ChangeLog:
     def _note(self, name: TableName, table: LakeTable | None, error: TableStopped | None) -> None:
         """Note whether the log of a table can be continued."""
         if error is None:
-            self._stopped.pop(name, None)
+            self.stopped.pop(name, None)
             return
-        known, table = self._stopped.get(name), table or self._lake.state.removed[name]
+        known, table = self.stopped.get(name), table or self._lake.state.removed[name]
         if known is not None and known.error is error:
             return  # it was not tried again
         # open it again: it may have been read before it was damaged
-        del self._logs[self._planner.log(name, table).directory]
-        self._stopped[name] = StoppedLog(error, self._readable_version(name))
+        del self.opened[self._planner.log(name, table).directory]
+        self.stopped[name] = StoppedLog(error, self._readable_version(name))
         if known is None or known.error.one_line() != error.one_line():
             _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
 
     def _known(self, name: TableName) -> LakeTable:
         return self._lake.state.tables.get(name) or self._lake.state.removed[name]
 
-    def _readable_version(self, name: TableName) -> int | None:
+    def _readable_version(self, name: TableName) -> int:
         log = self._planner.log(name, self._known(name))
-        try:
-            return log.version if self._load(log) else None
-        except TableStopped:
-            return None
+        with contextlib.suppress(TableStopped):
+            self._load(log)
+        return log.version
 
     def _load(self, log: LakeDelta) -> bool:
         with checking_files(self._storage, log):
@@ -239,15 +225,12 @@ class ChangeLog:
     def _remove_landed(self, manifests: Sequence[Manifest], needed: Lsn, kept_tables: frozenset[int]) -> None:
         """Remove landed files that are in the tables and in the logs. A file of an applier that was killed amid this goes, too.
 
-        Args:
-            manifests: up to the snapshot.
-            needed: stopped tables need the files after this LSN.
-            kept_tables: the numbers of tables whose logs cannot be written yet.
+        Stopped tables need the files after ``needed``. The logs of ``kept_tables`` cannot be written yet.
         """
         if not manifests:
             return
         state = self._lake.state
-        stopped = {table.id for name in self._stopped for table in (state.tables.get(name), state.removed.get(name)) if table is not None}
+        stopped = {table.id for name in self.stopped for table in (state.tables.get(name), state.removed.get(name)) if table is not None}
         stopped |= kept_tables
         last = manifests[-1].end
         first = next((manifest.end for manifest in manifests if manifest.end > needed), last)
@@ -260,13 +243,12 @@ class ChangeLog:
             if end is not None and end < first and (end < kept or batch_table(file.name) not in stopped):
                 self._storage.delete([f"{LANDING}/{file.name}"])
 
-    def append(self, tables: Mapping[TableName, LakeTable], landed: Lsn) -> dict[TableName, TableStopped]:
-        """Append the changes of some tables up to an LSN. Return the errors of logs that cannot be continued.
+    def append(self, lake: Lake, tables: Mapping[TableName, LakeTable], landed: Lsn) -> dict[TableName, TableStopped]:
+        """Append the changes of tables up to the end of a manifest. Return the errors of logs that cannot be continued.
 
-        Args:
-            tables: they have been committed since their last copies.
-            landed: the end of a manifest.
+        The tables have been committed since their last copies.
         """
+        self._follow(lake)
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
         return self._append(tables, tables, manifests, landed)
 
@@ -304,7 +286,7 @@ class ChangeLog:
         """Append to several logs. The files of all of them are written together, because with Spark each call of the workers is a job."""
         errors: dict[TableName, TableStopped] = {}
         for name, table, *_ in wanted:
-            stop = self._stopped.get(name)
+            stop = self.stopped.get(name)
             if stop is not None and not stop.is_of_another_copy(table) and not self._has_changed(name, stop):
                 errors[name] = stop.error
         wanted = [one for one in wanted if one[0] not in errors]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.file_errors import arrow_errors
@@ -45,17 +44,7 @@ class Workers(Protocol):
     def each(
         self, function: Callable[[Storage, _Item], _Result], items: Sequence[_Item], weights: Sequence[int], what: str
     ) -> list[_Result]:
-        """Call the function for each item, and return the results in order.
-
-        Args:
-            function: importable by its name.
-            items: the arguments.
-            weights: the rows of each.
-            what: for Spark's UI.
-
-        Raises:
-            TargetError: a call failed.
-        """
+        """Call a function that can be imported for each item, and return the results in order. ``weights``: the rows of each."""
         ...
 
 
@@ -77,7 +66,7 @@ class Identity:
 
 def read_identity(storage: Storage, path: str) -> Identity | None:
     """The identity that a file of a change log states. None: it was written by an earlier version, or by another program."""
-    with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
+    with storage.parquet(path) as file:
         stated = (file.schema_arrow.metadata or {}).get(_IDENTITY)
     if stated is None:
         return None
@@ -87,10 +76,15 @@ def read_identity(storage: Storage, path: str) -> Identity | None:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The LSN of a copy's snapshot, and when the copy was begun, if known. In seconds since 1970."""
+    """The LSN of a copy's snapshot, and when the copy was begun, in seconds since 1970."""
 
     lsn: Lsn
-    started: float | None
+    started: float
+
+    @property
+    def time(self) -> int:
+        """When it was begun, in microseconds since 1970."""
+        return int(self.started * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +123,15 @@ def write_log_part(storage: Storage, part: LogPart) -> DataFile | None:
 
 def _copied(rows: pa.Table, copied: Copied) -> pa.Table:
     """Set the metadata of copied rows. Base files lack the metadata columns that landed files have."""
-    values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": _time(copied), "_moved": False}
+    values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": copied.time, "_moved": False}
     for name, value in values.items():
         rows = with_column(rows, name, pa.repeat(pa.scalar(value, rows.schema.field(name).type), rows.num_rows))
     return rows
 
 
 def _truncate(schema: pa.Schema, copied: Copied) -> pa.Table:
-    values: dict[str, Any] = {"_op": "t", "_lsn": int(copied.lsn), "_seq": -1, "_xid": 0, "_ts": _time(copied), "_moved": False}
+    values: dict[str, Any] = {"_op": "t", "_lsn": int(copied.lsn), "_seq": -1, "_xid": 0, "_ts": copied.time, "_moved": False}
     return pa.table([pa.array([values.get(one.name)], one.type) for one in schema], schema=schema)
-
-
-def _time(copied: Copied) -> int | None:
-    return None if copied.started is None else int(copied.started * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +171,9 @@ def _write(storage: Storage, directory: str, rows: pa.Table, metadata: Mapping[b
 
 
 def runs_of_small_files(files: Sequence[tuple[str, int]], target_rows: int) -> Iterator[list[str]]:
-    """Neighbouring small files that together make one file of about the target.
+    """Neighbouring small files that together make one file of about the target. ``files``: path and rows of each, in order.
 
-    Args:
-        files: path and rows of each file, in order.
-        target_rows: rows that a file should have. A file with less than a quarter of it is small.
+    A file with less than a quarter of the target is small.
     """
     run: list[str] = []
     rows = 0

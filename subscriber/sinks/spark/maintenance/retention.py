@@ -31,17 +31,9 @@ _UNFINISHED: Final = re.compile(rf"{re.escape(TEMPORARY)}[0-9a-f]{{32}}-")
 def remove_unneeded_files(
     storage: Storage, lake: Lake, tables: Iterable[LakeDelta], retain_hours: int, errors: dict[str, TargetError]
 ) -> int:
-    """Remove files that are no longer needed. Store the retention time in the tables.
+    """Remove files that are no longer needed. Return their number. Store the retention time in the tables, which are loaded.
 
-    Args:
-        storage: of the lake.
-        lake: its documents.
-        tables: loaded Delta tables.
-        retain_hours: how long to keep files that no longer belong to their table.
-        errors: receives the error of each directory that cannot be swept.
-
-    Returns:
-        The number of removed files and directories.
+    The error of a directory that cannot be swept is added to ``errors``.
     """
     known = [*lake.state.tables.values(), *lake.state.removed.values()]
     count = 0

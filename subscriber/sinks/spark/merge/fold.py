@@ -143,14 +143,8 @@ def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Tabl
 def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, MissingRows]:
     """Apply changes to a table whose rows are identified by all their columns, and may occur several times.
 
-    Args:
-        base: rows of the table, in the current-state columns.
-        changes: as for :func:`fold`.
-        schema: of the table.
-        added: columns added later: older rows have NULL there, even if the publisher has a value.
-
-    Returns:
-        The new rows, and counts of the changes that found no row.
+    Returns the new rows, and counts of the changes that found no row. In columns ``added`` later, older rows have NULL, even if the
+    publisher has a value.
     """
     changes, cleared = since_truncate(changes)
     names = schema.current.names

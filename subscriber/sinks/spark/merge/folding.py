@@ -9,9 +9,8 @@ import pyarrow.compute as pc
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import unique_path, write_file
-from subscriber.sinks.spark.merge.affected_rows import affected_rows
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows
-from subscriber.sinks.spark.merge.parquet import read_changes
+from subscriber.sinks.spark.merge.parquet import affected_rows, read_changes
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit
 from subscriber.sinks.spark.schema.table_schema import TableSchema, folded_name

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -14,20 +12,7 @@ from subscriber.sinks.spark.merge.versions import changed_versions, history_sche
 from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.tables.data_file import DataFile
 
-__all__ = ["HistoryUnit", "changes_between", "write_history_unit"]
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryUnit:
-    """A unit of work.
-
-    Attributes:
-        unit: its files, and the files of the change log that have its changes.
-        until: changes after this LSN are not part of the work.
-    """
-
-    unit: Unit
-    until: int
+__all__ = ["changes_between", "write_history_unit"]
 
 
 def changes_between(changes: pa.Table, after: int, until: int) -> pa.Table:
@@ -37,17 +22,16 @@ def changes_between(changes: pa.Table, after: int, until: int) -> pa.Table:
     return found.sort_by([("_lsn", "ascending"), ("_seq", "ascending")])
 
 
-def write_history_unit(storage: Storage, work: HistoryUnit) -> list[DataFile]:
-    """Apply the changes of a unit to its rows, and write them as new files.
+def write_history_unit(storage: Storage, unit: Unit) -> list[DataFile]:
+    """Apply the changes of a unit to its rows, and write them as new files. The unit has files of the change log.
 
     Versions that have ended never change again, so they get files of their own, which no later round rewrites.
     """
-    unit = work.unit
     with arrow_errors(storage.what(unit.directory)):
         rows = read_table_files(storage, unit.directory, [file.path for file in unit.base], history_schema(unit.schema))
         for stretch in unit.stretches:
             changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
-            changes = changes_between(changes, unit.after, work.until)
+            changes = changes_between(changes, unit.after, unit.until)
             rows = changed_versions(rows, changes, stretch.schema, unit.added)
         current = rows["_is_current"]
         return [*write_rows(storage, unit, rows.filter(current)), *write_rows(storage, unit, rows.filter(pc.invert(current)))]

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.keys import rank
 from subscriber.sinks.spark.tables.data_file import Bound
@@ -59,11 +58,8 @@ def read_range(storage: Storage, path: str, key: str | None) -> tuple[Bound, Bou
 
     Our own files store it. For a file that Spark wrote, Parquet's statistics are used, for types whose statistics are exact.
     """
-    try:
-        with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as file:
-            schema, metadata = file.schema_arrow, file.metadata
-    except pa.ArrowInvalid as error:
-        raise DamagedFile(storage.what(path), path) from error
+    with storage.parquet(path) as file:
+        schema, metadata = file.schema_arrow, file.metadata
     packed = (schema.metadata or {}).get(RANGE)
     if packed is None:
         return _stated_range(schema, metadata, key)
@@ -101,11 +97,7 @@ def _is_stated(type_: pa.DataType) -> bool:
 def row_groups(schema: pa.Schema, metadata: pq.FileMetaData, key: pa.Field, ranges: Sequence[KeyRange]) -> list[int]:
     """Row groups of a landed file that may have changes of some keys, or a TRUNCATE.
 
-    Args:
-        schema: of the file.
-        metadata: of the file.
-        key: the table's current first key column. If the file has another type, its values are in another order.
-        ranges: of the keys.
+    ``key`` is the table's current first key column. If the file has another type, its values are in another order.
     """
     everything = range(metadata.num_row_groups)
     position = schema.get_field_index(key.name)

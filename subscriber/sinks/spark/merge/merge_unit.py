@@ -17,11 +17,10 @@ from pyroaring import BitMap
 
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.affected_rows import affected_rows
 from subscriber.sinks.spark.merge.change_data import changed_rows, write_change_data
 from subscriber.sinks.spark.merge.fold import merge_keyed_rows, merge_whole_rows, since_truncate
 from subscriber.sinks.spark.merge.folding import fold_unit
-from subscriber.sinks.spark.merge.parquet import read_base, read_changes, write_rows
+from subscriber.sinks.spark.merge.parquet import affected_rows, read_base, read_changes, write_rows
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.schema.arrow_columns import with_column
@@ -32,11 +31,7 @@ __all__ = ["merge_unit"]
 
 
 def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
-    """Merge the changes of a unit into its files.
-
-    Raises:
-        TargetError: a file cannot be read or written, or is damaged; or Arrow does not support an operation.
-    """
+    """Merge the changes of a unit into its files."""
     began = time.monotonic()
     with arrow_errors(storage.what(unit.directory)):
         if unit.folded_into is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import uuid4
@@ -23,7 +23,7 @@ from subscriber.sinks.spark.schema.type_widening import converted, with_specials
 from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 from subscriber.sinks.spark.tables.deletion_vectors import live_rows, read_vector
 
-__all__ = ["conformed", "part_name", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
+__all__ = ["affected_rows", "conformed", "part_name", "read_base", "read_changes", "read_file", "read_table_files", "write_rows"]
 
 
 def read_changes(
@@ -125,22 +125,33 @@ def read_file(
     return rows.take(live), live
 
 
+def affected_rows(storage: Storage, unit: Unit, files: Sequence[UnitFile], changes: pa.Table) -> Iterator[tuple[pa.Table, pa.Array]]:
+    """The rows of each file that changes may affect, and their positions in the file.
+
+    The rows have their keys, and the columns whose values some change did not send. Other columns are NULL, unless the unit needs the
+    whole rows for the Change Data Feed. Only one file at a time is in memory, because all keys of a table may not fit.
+    """
+    schema = unit.schema
+    unsent = set(pc.unique(pc.list_flatten(changes["_un"])).to_pylist())
+    names = [name for name in schema.current.names if unit.feed or name in unsent or name in schema.keys or name == SPECIAL]
+    first = schema.keys[0]
+    keys = pc.unique(changes[first]) if is_orderable(schema.current.field(first).type) else None
+    for file in files:
+        rows, live = read_file(storage, unit.directory, file, schema, names)
+        places = live if live is not None else pa.array(range(rows.num_rows), pa.uint32())
+        if keys is not None:
+            wanted = pc.is_in(rows[first], value_set=keys)
+            rows, places = rows.filter(wanted), places.filter(wanted.combine_chunks())
+        yield rows, places
+
+
 def part_name() -> str:
     """A new name for a file of a table."""
     return f"part-{uuid4().hex}.parquet"
 
 
 def write_rows(storage: Storage, unit: Unit, rows: pa.Table) -> list[DataFile]:
-    """Write rows of the current-state table as files, sorted by the key.
-
-    Args:
-        storage: of the lake.
-        unit: gives the directory, and the number of rows that a file should have.
-        rows: all rows, in memory.
-
-    Raises:
-        TargetError: a file cannot be written.
-    """
+    """Write rows of the current-state table as files of the unit's table, sorted by the key."""
     keys = [key for key in unit.schema.keys if not pa.types.is_nested(unit.schema.current.field(key).type)]
     if keys and not (len(keys) == 1 and _is_sorted(rows[keys[0]])):
         rows = sorted_by(rows, keys)

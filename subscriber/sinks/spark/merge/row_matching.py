@@ -49,15 +49,10 @@ def update_pairs(changes: pa.Table) -> list[bool]:
 
 
 def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
-    """Leave out changes whose row does not exist.
+    """Leave out changes whose row does not exist. Return the others, and counts. An UPDATE that is two rows counts once.
 
-    Args:
-        base: rows of the table; at least the columns of :func:`identity_names`.
-        changes: after the last TRUNCATE, in the landing's columns, in order.
-        schema: has a key, or is REPLICA IDENTITY FULL. In the latter case equal rows are counted.
-
-    Returns:
-        The remaining changes, and counts of the others. An UPDATE that is two rows counts once.
+    The base needs the columns of :func:`identity_names`. The changes are those after the last TRUNCATE, in order. With REPLICA IDENTITY
+    FULL, equal rows are counted.
     """
     names = identity_names(schema)
     both = pa.concat_tables([base.select(names), changes.select(names)])
@@ -93,16 +88,9 @@ def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema)
 
 
 def match_incomplete_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str]) -> pa.Table:
-    """Replace old rows that equal no stored row by a stored row that lacks only values of columns added later.
+    """Replace old rows that equal no stored row by a stored row that lacks only values of the columns that were added later.
 
-    Args:
-        base: rows of the table, in the current-state columns.
-        changes: after the last TRUNCATE, in the landing's columns, in order.
-        schema: of the table, with REPLICA IDENTITY FULL.
-        added: columns that were added later.
-
-    Returns:
-        The changes, with such old rows replaced by the lake's rows.
+    The table has REPLICA IDENTITY FULL. The changes are those after the last TRUNCATE, in order.
     """
     names = schema.current.names
     late = [name for name in names if name in added]

@@ -17,11 +17,8 @@ __all__ = ["with_values_of"]
 def with_values_of(rows: pa.Table, own: pa.Table, numbers: Sequence[int], values: Mapping[int, Mapping[str, int]]) -> pa.Table:
     """Rows, some of whose columns have the values of other rows.
 
-    Args:
-        rows: the rows of ``own`` with these numbers.
-        own: all rows.
-        numbers: see above.
-        values: by the place of a row in ``rows``: column to the number of the row that has its value.
+    ``rows`` are those of ``own`` with these numbers. ``values`` has, by the place of a row in ``rows``, for a column the number of the row
+    that has its value.
     """
     if not values:
         return rows

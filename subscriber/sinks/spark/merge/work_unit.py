@@ -13,7 +13,7 @@ from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 
-__all__ = ["FoldedFile", "Unit", "UnitFile", "UnitResult"]
+__all__ = ["FoldedFile", "Unit", "UnitFile", "UnitResult", "Work"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,37 +34,48 @@ class UnitFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """A unit of work, see the module.
+class Work:
+    """What the work for a table and its units have in common.
 
     Attributes:
         directory: of the table, relative to the lake.
         schema: the table's current schema.
-        base: files of the table.
         stretches: of its changes, in order. Each has changes that are not yet in the table.
         after: changes up to this LSN are already in the table.
-        ranges: the unit's ranges of keys, disjoint. Empty: all keys.
-        cleared: whether the table's previous rows are deleted, regardless of the changes.
         dropped: columns that the publisher no longer has. They become NULL in all rows.
         added: columns added later: older rows have NULL there, even if the publisher has a value.
         target_rows: rows that a file should have.
-        feed: whether the unit also writes the rows of the table's Change Data Feed.
+        feed: whether the rows of the table's Change Data Feed are written too.
+    """
+
+    directory: str
+    schema: TableSchema
+    stretches: tuple[Stretch, ...]
+    after: int
+    dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    target_rows: int = 250_000
+    feed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit(Work):
+    """A unit of work, see the module.
+
+    Attributes:
+        base: files of the table.
+        until: of a history: changes after this LSN are not part of the work.
+        ranges: the unit's ranges of keys, disjoint. Empty: all keys.
+        cleared: whether the table's previous rows are deleted, regardless of the changes.
         rows: number of rows that are rewritten and of changes, if the changes were counted.
         folded_into: a directory, relative to the lake, for the folded changes, which are written instead of files of the table. None: the
             unit writes files of the table.
     """
 
-    directory: str
-    schema: TableSchema
     base: tuple[UnitFile, ...]
-    stretches: tuple[Stretch, ...]
-    after: int
+    until: int = 0
     ranges: tuple[KeyRange, ...] = ()
     cleared: bool = False
-    dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    target_rows: int = 250_000
-    feed: bool = False
     rows: int = 0
     folded_into: str | None = None
 

@@ -54,7 +54,7 @@ from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.pipeline.round_input import Reached, SynchronizedTables, has_end, is_ahead, synchronized_tables, taken_manifests
-from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, last_published, stop_of, stopped_documents, stopping
+from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta
@@ -88,22 +88,26 @@ class Applier:
         self._settings = settings or ApplierSettings()
         self.missing = MissingRows()
         self.progress = ApplierProgress(storage.place, engine.name, self._settings.freshness)
-        self._status = ApplierStatus(storage, engine.name)
+        self._status = ApplierStatus(storage, self.progress, self.missing)
         self._tables = OpenTables(storage, self._settings.retain_hours)
         self._checks = StopChecks(self._tables)
         self._planner = TablePlanner(storage, self._tables, engine, self._settings)
         self._publisher = SnapshotPublisher(storage, self._settings.retain_hours)
-        self._history = HistoryTables(storage, engine, self._settings.target_rows, self._settings.retain_hours)
         self._room = MaintenanceRoom(storage)
-        self._logs: dict[str, LakeDelta] = {}
-        self._stopped_logs: dict[TableName, StoppedLog] = {}
-        self._waiting_for_log: dict[TableName | None, float] = {}
         self._read = ManifestsRead()
+        self._log = ChangeLog(
+            storage,
+            engine,
+            self._read,
+            target_rows=self._settings.target_rows,
+            retain_hours=self._settings.retain_hours,
+            log_seconds=self._settings.log_seconds,
+        )
+        self._history = HistoryTables(storage, engine, self._log, self._settings.target_rows, self._settings.retain_hours)
         self._seen: SynchronizedTables | None = None
         self._next_look = 0.0
         self._published: Snapshot | None = None
         self._looked = 0.0  # what waits was landed after this
-        self._logged = INVALID_LSN
         self._unswept: dict[str, str] = {}
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
         path = storage.root / "applier.lock" if storage.root is not None else None
@@ -123,13 +127,13 @@ class Applier:
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
         self.progress.begin(lake.target_identifier, self._status.begin())
-        self._stopped_logs.update((name, StoppedLog(TableStopped(error))) for name, error in self._status.stopped_logs.items())
+        self._log.stopped.update((name, StoppedLog(TableStopped(error))) for name, error in self._status.stopped_logs.items())
         self.progress.stopped_logs = self._status.stopped_logs
-        self._status.tell(MissingRows(), self.progress)
+        self._status.tell()
 
     def failed(self, error: SubscriberError | None, what: str = ROUND) -> None:
         """Report a failed attempt of something in ``applier.json``. None: it succeeded, so an earlier error of it is no longer told."""
-        self._status.failed(what, None if error is None else error.one_line(), self.missing, self.progress)
+        self._status.failed(what, None if error is None else error.one_line())
 
     def close(self) -> None:
         """Report the end, and release the lock."""
@@ -147,8 +151,7 @@ class Applier:
             return Waiting(-math.inf)  # a round looks at everything
         lake = self._lake()
         found = read_manifests(self._storage, LANDING, snapshot.landed, anchor=snapshot.landed, read=self._read)
-        known = lake.position.lsn if lake.position is not None else INVALID_LSN
-        if not found and known <= snapshot.lsn and synchronized_tables(lake) == self._seen:
+        if not found and lake.position_lsn <= snapshot.lsn and synchronized_tables(lake) == self._seen:
             self._looked = now
             return Waiting(-math.inf) if now >= self._next_look else None
         if found and has_end(found, read_boundary(self._storage)):
@@ -204,16 +207,16 @@ class Applier:
         with done.phase("latestOffset"):
             # the position is read before the manifests, so everything that it covers is among them. The catalog is read after them: a
             # table is in the catalog before anything is landed for it, so this round knows every table that has rows among them
-            position = self._lake().position
+            known = self._lake().position_lsn
             snapshot = self._publisher.read()
+            is_first = snapshot.publication is None
             kept, manifests = self._manifests(snapshot)
             # after the manifests, see requests.py
             boundary = read_boundary(self._storage) if manifests else INVALID_LSN
             lake = self._lake()
         self._published = snapshot
-        known = position.lsn if position is not None else INVALID_LSN
         tables, left = seen = synchronized_tables(lake)
-        if snapshot is not None and not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
+        if not manifests and known <= snapshot.lsn and seen == self._seen and time.monotonic() < self._next_look:
             self._looked = looked
             return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
@@ -225,25 +228,23 @@ class Applier:
                 with stopping(name, stopped):
                     if (error := left_out.get(self._tables.of(name, table).directory)) is not None:
                         raise error
-                    self._tables.load(name, table, last_published(snapshot, name))
+                    self._tables.load(name, table, snapshot.last(name))
             loaded = {name: table for name, table in all_of.items() if name not in stopped}
             first = kept[0].previous if kept else None
-            if snapshot is not None and not kept and snapshot.needed < snapshot.landed:
+            if not kept and snapshot.needed < snapshot.landed:
                 first = snapshot.landed  # they are gone
             stopped |= self._checks.find(lake, loaded, snapshot, first)
             going = {name: table for name, table in tables.items() if name not in stopped}
             taken = self._taken(lake, going, manifests, snapshot, boundary)
-            landed = taken[-1].end if taken else (snapshot.landed if snapshot is not None else INVALID_LSN)
-            end = landed
-            if len(taken) == len(manifests):
-                end = max(end, known, snapshot.lsn if snapshot is not None else INVALID_LSN)
+            landed = taken[-1].end if taken else snapshot.landed
+            end = max(landed, known, snapshot.lsn) if len(taken) == len(manifests) else landed
             waiting: list[TableRound] = []
             both = [*((name, table, end) for name, table in going.items()), *(one for one in left if one[0] not in stopped)]
             for name, table, until in both:
                 began = time.monotonic()
                 with stopping(name, stopped):
                     theirs = [manifest for manifest in (*kept, *taken) if manifest.end <= until]
-                    work = self._planner.plan(lake, name, table, theirs, min(end, until), published=last_published(snapshot, name))
+                    work = self._planner.plan(lake, name, table, theirs, min(end, until), published=snapshot.last(name))
                     if work is not None:
                         waiting.append(work)
                         done.of(name).seconds += time.monotonic() - began
@@ -261,21 +262,21 @@ class Applier:
             documents = stopped_documents(lake, self._tables, all_of, stopped, snapshot, retain_hours=self._settings.retain_hours)
             documents |= history_documents(stopped_histories, snapshot, landed)
             published = replace(continued, tables={**continued.tables, **histories}, stopped=documents)
-            if published != snapshot:
+            if is_first or published != snapshot:
                 crash_points.reached("publishing.committed")
                 published = self._publisher.publish(published)
                 crash_points.reached("publishing.published")
         self._published, self._looked = published, looked
         self._seen = seen if len(taken) == len(manifests) else None
-        changed = bool(waiting or taken) or snapshot is None or published.tables != snapshot.tables or published.stopped != snapshot.stopped
+        changed = is_first or bool(waiting or taken) or (published.tables, published.stopped) != (snapshot.tables, snapshot.stopped)
         self.progress.stopped = {name: stop.error for name, stop in published.stopped.items()}
         if changed:
-            done.start, done.end = snapshot.lsn if snapshot is not None else INVALID_LSN, end
+            done.start, done.end = snapshot.lsn, end
             done.take(taken, manifests, {table.id: name for name, table in all_of.items()})
             event = self.progress.end(done)
             if _log.isEnabledFor(logging.DEBUG):
                 _log.debug("progress: %s", as_line(event))
-        self._status.tell(self.missing, self.progress)
+        self._status.tell()
         return published if changed else None
 
     def _lake(self) -> Lake:
@@ -285,41 +286,34 @@ class Applier:
         return lake
 
     def tidy(self, *, now: bool = False) -> int:
-        """Append to the change log up to the published snapshot if enough files wait. Remove landed files that are no longer needed.
+        """Append to the change log up to the published snapshot, if enough files wait or ``now``. Return the number of bytes.
 
-        Returns:
-            The number of bytes that were written.
-
-        Args:
-            now: append even if few files wait.
-
-        Raises:
-            TargetError: a file cannot be read, written or removed. Nothing is removed that is still needed.
+        Remove landed files that are no longer needed. After an error, nothing is removed that is still needed.
         """
         lake, snapshot = Lake.find(self._storage), read_snapshot(self._storage)
         if lake is None or snapshot is None:
             return 0
-        log = self._change_log(lake)
+        before = self._log.written
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
-            self._logged = log.compact(snapshot, self._logged, enough, lambda name, table: self._tables.is_applied(lake, name, table))
-        self.progress.stopped_logs = {name: with_names(stop.error.one_line(), lake, name) for name, stop in self._stopped_logs.items()}
-        self._status.tell(self.missing, self.progress)
+            self._log.compact(lake, snapshot, enough, lambda name, table: self._tables.is_applied(lake, name, table))
+        self.progress.stopped_logs = {name: with_names(stop.error.one_line(), lake, name) for name, stop in self._log.stopped.items()}
+        self._status.tell()
         if time.monotonic() >= self._next_sweep:
             self._sweep(lake, snapshot)
             self._next_sweep = time.monotonic() + self._settings.sweep_seconds
-        self.progress.totals.written["log"] += log.written
-        return log.written
+        self.progress.totals.written["log"] = self._log.written
+        return self._log.written - before
 
     def _sweep(self, lake: Lake, snapshot: Snapshot) -> None:
         names = [*lake.state.tables.items(), *lake.state.removed.items()]
         stopped = {self._tables.of(name, table).directory for name, table in names if name in snapshot.stopped}
-        stopped |= {table_directory("log", name, table.id) for name, table in names if name in self._stopped_logs}
+        stopped |= {table_directory("log", name, table.id) for name, table in names if name in self._log.stopped}
         # if the published version of a table is the newest one, its files are not removed
         published = {table.path: table.version for table in snapshot.tables.values()}
         tables: list[LakeDelta] = []
         errors: dict[str, TargetError] = {}
-        for delta in (*self._tables.opened.values(), *self._logs.values(), *self._history.opened.values(), self._publisher.delta):
+        for delta in (*self._tables.opened.values(), *self._log.opened.values(), *self._history.opened.values(), self._publisher.delta):
             with isolated(self._storage, delta.directory, errors):
                 if delta.directory not in stopped and is_readable(delta) and published.get(delta.directory, delta.version) == delta.version:
                     tables.append(delta)
@@ -333,44 +327,27 @@ class Applier:
             self.failed(None, "sweep")
         self._unswept = {directory: str(error) for directory, error in errors.items()}
 
-    def _change_log(self, lake: Lake) -> ChangeLog:
-        settings = self._settings
-        return ChangeLog(
-            self._storage,
-            lake,
-            self._engine,
-            self._logs,
-            read=self._read,
-            stopped=self._stopped_logs,
-            waiting=self._waiting_for_log,
-            target_rows=settings.target_rows,
-            retain_hours=settings.retain_hours,
-            log_seconds=settings.log_seconds,
-        )
-
     def _histories(
         self, lake: Lake, snapshot: Snapshot, progress: RoundProgress, left_out: Mapping[str, TableStopped]
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
-        log = self._change_log(lake)
-        found = self._history.apply(lake, log, read_histories(self._storage), snapshot, left_out)
-        self.progress.totals.written["log"] += log.written
+        found = self._history.apply(lake, read_histories(self._storage), snapshot, left_out)
+        self.progress.totals.written["log"] = self._log.written
         for name, files in self._history.files.items():
             table = progress.of(name)
             table.files, table.written = len(files), sum(files)
         return found
 
-    def _manifests(self, snapshot: Snapshot | None) -> tuple[list[Manifest], list[Manifest]]:
+    def _manifests(self, snapshot: Snapshot) -> tuple[list[Manifest], list[Manifest]]:
         """Those up to the snapshot that are kept for stopped tables, and those after it."""
-        landed = snapshot.landed if snapshot is not None else INVALID_LSN
+        landed, kept = snapshot.landed, list[Manifest]()
         found = read_manifests(self._storage, LANDING, landed, anchor=landed, read=self._read)
-        kept: list[Manifest] = []
-        if snapshot is not None and snapshot.needed < landed:
+        if snapshot.needed < landed:
             kept = read_manifests(self._storage, LANDING, snapshot.needed, read=self._read, until=landed)
         check_files(self._storage, LANDING, (file for manifest in (*kept, *found) for file in manifest.files))
         return kept, found
 
     def _taken(
-        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot | None, boundary: Lsn
+        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot, boundary: Lsn
     ) -> list[Manifest]:
         reached = [
             Reached(name, self._tables.of(name, table).applied(lake.application(table)), table.entry.lsn) for name, table in tables.items()
@@ -378,7 +355,7 @@ class Applier:
         limits = self._settings.round_bytes, self._engine.round_rows
         return taken_manifests(manifests, reached, snapshot, boundary, limits)
 
-    def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot | None, manifests: Sequence[Manifest]) -> bool:
+    def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot, manifests: Sequence[Manifest]) -> bool:
         """Whether a removed table is stopped, or may have changes that wait."""
         if stop_of(snapshot, name, table) is not None or (table.generation and self._storage.files(copy_directory(table))):
             return True

@@ -32,13 +32,19 @@ class ApplierStatus:
 
     So is its last error, until a round succeeds.
 
+    Args:
+        storage: of the lake.
+        progress: of the applier.
+        missing: its counts since :meth:`begin`.
+
     Attributes:
         stopped_logs: the change logs that the earlier applier could not continue, with the reasons.
     """
 
-    def __init__(self, storage: Storage, engine: str) -> None:
+    def __init__(self, storage: Storage, progress: ApplierProgress, missing: MissingRows) -> None:
         self._storage = storage
-        self._engine = engine
+        self._progress = progress
+        self._missing = missing
         self._before = MissingRows()
         self._errors: dict[str, tuple[str, float]] = {}
         self._written: dict[str, object] | None = None
@@ -82,22 +88,23 @@ class ApplierStatus:
             if self._written is not None:
                 write_document(self._storage, APPLIER, {**self._written, "last_report": now}, durable=False)
 
-    def failed(self, what: str, error: str | None, missing: MissingRows, progress: ApplierProgress) -> None:
+    def failed(self, what: str, error: str | None) -> None:
         """Report a failed attempt of something. None: it succeeded."""
         if error is not None:
             self._errors[what] = error, time.time()
         else:
             self._errors.pop(what, None)
-        self.tell(missing, progress)
+        self.tell()
 
-    def tell(self, missing: MissingRows, progress: ApplierProgress) -> None:
-        """Write the document if it changed. Errors of writing are ignored. ``missing``: counts since :meth:`begin`."""
+    def tell(self) -> None:
+        """Write the document if it changed. Errors of writing are ignored."""
+        progress, missing = self._progress, self._missing
         totals, last = progress.totals, progress.last
         error, error_time = max([*self._errors.values()], key=lambda found: found[1], default=(None, None))
         document: dict[str, object] = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "engine": self._engine,
+            "engine": progress.engine,
             "last_error": error,
             "last_error_time": error_time,
             "batches": progress.batches,

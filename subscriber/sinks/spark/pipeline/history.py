@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Final
@@ -31,10 +31,11 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
-from subscriber.sinks.spark.merge.history_unit import HistoryUnit, changes_between, write_history_unit
+from subscriber.sinks.spark.merge.history_unit import changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema
+from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.pipeline.planning.plan import plan_table
 from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork, plan_columns
@@ -80,7 +81,7 @@ class _Stop:
 
     error: TableStopped
     log_version: int
-    version: int | None
+    version: int
 
 
 @dataclass(slots=True)
@@ -103,8 +104,8 @@ class _Work:
     columns: pa.Schema
     after: Lsn
     until: Lsn
-    units: list[HistoryUnit] = field(default_factory=list)
-    removed: list[str] = field(default_factory=list)
+    units: Sequence[Unit]
+    removed: Sequence[str]
     rewritten: list[RewrittenFiles] = field(default_factory=list)
     overwrite: bool = False
 
@@ -117,9 +118,10 @@ class HistoryTables:
         files: the sizes of the files that the last call of :meth:`apply` wrote, by the names of the histories.
     """
 
-    def __init__(self, storage: Storage, engine: Engine, target_rows: int, retain_hours: int) -> None:
+    def __init__(self, storage: Storage, engine: Engine, log: ChangeLog, target_rows: int, retain_hours: int) -> None:
         self._storage = storage
         self._engine = engine
+        self._log = log
         self._target_rows = target_rows
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self._retain_hours = retain_hours
@@ -128,12 +130,7 @@ class HistoryTables:
         self.files: dict[TableName, list[int]] = {}
 
     def apply(
-        self,
-        lake: Lake,
-        log: ChangeLog,
-        kept: Collection[TableName],
-        snapshot: Snapshot,
-        left_out: Mapping[str, TableStopped],
+        self, lake: Lake, kept: Collection[TableName], snapshot: Snapshot, left_out: Mapping[str, TableStopped]
     ) -> tuple[dict[TableName, SnapshotTable], dict[TableName, TableStopped]]:
         """Bring the histories of the tables in a snapshot that is not published yet to its LSN.
 
@@ -144,7 +141,6 @@ class HistoryTables:
 
         Raises:
             CommitConflict: another writer committed to a history table, or to a log, in the meantime.
-            TargetError: a file cannot be read or written.
         """
         found: dict[TableName, SnapshotTable] = {}
         stopped: dict[TableName, TableStopped] = {}
@@ -153,7 +149,7 @@ class HistoryTables:
         logs = {name: table_directory("log", name, table.id) for name, table in tables.items()}
         errors = {name: left_out[directory] for name, directory in logs.items() if directory in left_out}
         if wanted := {name: table for name, table in tables.items() if name not in errors}:
-            errors |= log.append(wanted, snapshot.landed)
+            errors |= self._log.append(lake, wanted, snapshot.landed)
         for name, table in tables.items():
             as_name = history_name(name, lake.state.tables)
             with stopping(as_name, stopped):
@@ -161,7 +157,7 @@ class HistoryTables:
                     raise errors[name]
                 if (error := left_out.get(table_directory("history", name, table.id))) is not None:
                     raise error
-                reached = log.reached(name, table)
+                reached = self._log.reached(name, table)
                 if reached is not None:
                     found[as_name] = self._continued(lake, (name, as_name), *reached)
         return found, stopped
@@ -176,7 +172,7 @@ class HistoryTables:
             raise
         except TargetError as found:
             error = found if isinstance(found, TableStopped) else again_later(TableStopped(str(found), hint=found.hint))
-            self._stopped[directory] = _Stop(error, log.version, delta.version if delta.is_there else None)
+            self._stopped[directory] = _Stop(error, log.version, delta.version)
             raise
 
     def _followed(self, lake: Lake, names: tuple[TableName, TableName], deltas: tuple[LakeDelta, LakeDelta], reached: Lsn) -> SnapshotTable:
@@ -199,9 +195,8 @@ class HistoryTables:
         stop = self._stopped.get(delta.directory)
         if stop is None or is_due(stop.error):
             return
-        version = delta.version if delta.is_there else None
         # the log gets new changes all the time, but they do not repair a file
-        if version == stop.version and (stop.error.again is not None or log.version == stop.log_version):
+        if delta.version == stop.version and (stop.error.again is not None or log.version == stop.log_version):
             raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:
@@ -254,9 +249,8 @@ class HistoryTables:
             target_rows=self._target_rows,
         )
         plan = plan_table(work, changes.filter(pc.invert(is_truncate)))
-        found = _Work(delta, schema, history_schema(schema), after, step.until)
-        found.units = [HistoryUnit(unit, int(step.until)) for unit in plan.units]
-        found.removed = list(plan.removed)
+        units = [replace(unit, until=int(step.until)) for unit in plan.units]
+        found = _Work(delta, schema, history_schema(schema), after, step.until, units, plan.removed)
         if retyped:
             found.overwrite = True
             ended = delta.files().keys() - {file.path for file in work.base}
@@ -305,7 +299,7 @@ class HistoryTables:
         elif not work.overwrite:
             work.delta.add_columns(work.columns)
         added = self._engine.each(rewrite_files, work.rewritten, [0] * len(work.rewritten), what)
-        for files in self._engine.each(write_history_unit, work.units, [unit.unit.rows for unit in work.units], what):
+        for files in self._engine.each(write_history_unit, work.units, [unit.rows for unit in work.units], what):
             added += files
         note = commit_note("history", work.until, work.after or None)
         overwrite = with_added(work.columns, work.delta.added) if work.overwrite else None
@@ -341,15 +335,14 @@ def _require_free_names(schema: TableSchema) -> None:
         )
 
 
-def history_documents(stopped: Mapping[TableName, TableStopped], snapshot: Snapshot | None, landed: Lsn) -> dict[TableName, StoppedTable]:
+def history_documents(stopped: Mapping[TableName, TableStopped], snapshot: Snapshot, landed: Lsn) -> dict[TableName, StoppedTable]:
     """What the next snapshot says about histories that cannot be continued. The change log keeps what they lack."""
     found: dict[TableName, StoppedTable] = {}
     for name, error in stopped.items():
-        known = snapshot.stopped.get(name) if snapshot is not None else None
+        known = snapshot.stopped.get(name)
         text = error.one_line()
         if known is None:
-            last = snapshot.tables.get(name) if snapshot is not None else None
-            known = StoppedTable(last=last, generation=0, lsn=landed, kept=False, since=time.time(), error=text)
+            known = StoppedTable(last=snapshot.tables.get(name), generation=0, lsn=landed, kept=False, since=time.time(), error=text)
             _log.error('table "%s" left the published snapshot: %s', name, text)
         found[name] = replace(known, error=text)
     return found

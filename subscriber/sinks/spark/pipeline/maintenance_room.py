@@ -47,11 +47,7 @@ class MaintenanceRoom:
         self._lost = Counter[str]()
 
     def seconds(self, tables: Collection[DeltaReader]) -> float:
-        """How long the next round should wait. 0: not at all.
-
-        Args:
-            tables: of the lake, as the last round left them.
-        """
+        """How long the next round should wait. 0: not at all. The tables are as the last round left them."""
         now = time.monotonic()
         for table in tables:
             if self._storage.root is not None and table.is_there:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from subscriber.interfaces import TableName
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
-from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.copy.copied_rows import read_copy
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -41,7 +41,6 @@ class OpenTables:
 
         Raises:
             TableStopped: it cannot be read.
-            TargetError: its file system cannot be read.
         """
         try:
             self._load(self.of(name, table))
@@ -62,7 +61,6 @@ class OpenTables:
 
         Raises:
             TableStopped: it cannot be read.
-            TargetError: its file system cannot be read.
         """
         delta = self.of(name, table)
         return delta.applied(lake.application(table)) is not None if self._load(delta) else None

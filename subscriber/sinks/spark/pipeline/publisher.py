@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from subscriber import crash_points
 from subscriber.errors import SubscriptionInUse
-from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
+from subscriber.sinks.spark.catalog.snapshots import NOT_PUBLISHED, SNAPSHOTS, Publication, Snapshot, Snapshots, snapshot_rows
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.data_file import write_data_file
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -42,19 +42,18 @@ class SnapshotPublisher:
         """Continue from whatever is published, even if another applier has published it."""
         self._last = None
 
-    def read(self) -> Snapshot | None:
-        """Read the newest snapshot, durably. None before the first.
+    def read(self) -> Snapshot:
+        """Read the newest snapshot, durably. :data:`NOT_PUBLISHED` before the first.
 
         Raises:
             SubscriptionInUse: another applier has published since the last call.
-            TargetError: it is damaged or cannot be read.
         """
         if not self.delta.load():
-            return None
+            return NOT_PUBLISHED
         # landed files are removed on the strength of it
         self.delta.make_durable()
-        found = self._snapshots.at(self.delta.version)
-        published = found.publication if found is not None else None
+        found = self._snapshots.at(self.delta.version) or NOT_PUBLISHED
+        published = found.publication
         if self._last is not None and published is not None and published != self._last and published.applier != self._applier:
             raise SubscriptionInUse(
                 f"the lake in {self._storage.place} has another applier, which published in the meantime", hint="stop one of them"

@@ -44,23 +44,13 @@ def is_ahead(handed: Lsn | None, end: Lsn) -> bool:
 
 
 def taken_manifests(
-    manifests: Sequence[Manifest], reached: Sequence[Reached], snapshot: Snapshot | None, boundary: Lsn, limits: tuple[int, int]
+    manifests: Sequence[Manifest], reached: Sequence[Reached], snapshot: Snapshot, boundary: Lsn, limits: tuple[int, int]
 ) -> list[Manifest]:
     """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead.
 
-    Args:
-        manifests: those that wait.
-        reached: the tables.
-        snapshot: the published snapshot.
-        boundary: a manifest that ends here is the last one.
-        limits: the bytes and the rows after which a round takes no more.
+    A manifest that ends at the boundary is the last one. ``limits``: the bytes and the rows after which a round takes no more.
     """
-    published = snapshot.tables if snapshot is not None else {}
-    ahead = [
-        one.applied
-        for one in reached
-        if one.applied is not None and snapshot is not None and one.name in published and one.applied > snapshot.lsn
-    ]
+    ahead = [one.applied for one in reached if one.applied is not None and one.name in snapshot.tables and one.applied > snapshot.lsn]
     level = max(ahead, default=None)
 
     def may_end(lsn: Lsn) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from subscriber.interfaces import TableName
-from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables
@@ -27,7 +27,7 @@ from subscriber.sinks.spark.tables.foreign_commits import (
 )
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped, with_names
 
-__all__ = ["StopChecks", "last_published", "stop_of", "stopped_documents", "stopping"]
+__all__ = ["StopChecks", "stop_of", "stopped_documents", "stopping"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,18 +41,10 @@ def stopping(name: TableName, stopped: dict[TableName, TableStopped]) -> Iterato
         stopped[name] = error
 
 
-def stop_of(snapshot: Snapshot | None, name: TableName, table: LakeTable) -> StoppedTable | None:
+def stop_of(snapshot: Snapshot, name: TableName, table: LakeTable) -> StoppedTable | None:
     """The stop of a table in a snapshot. A stop of an earlier copy of the table has ended."""
-    stop = snapshot.stopped.get(name) if snapshot is not None else None
-    return stop if stop is not None and stop.generation == table.generation else None
-
-
-def last_published(snapshot: Snapshot | None, name: TableName) -> SnapshotTable | None:
-    """A table in the last snapshot that had it."""
-    if snapshot is None:
-        return None
     stop = snapshot.stopped.get(name)
-    return stop.last if stop is not None else snapshot.tables.get(name)
+    return stop if stop is not None and stop.generation == table.generation else None
 
 
 @dataclass(slots=True)
@@ -68,7 +60,7 @@ class StopChecks:
     begun: dict[str, int] = field(default_factory=dict)
 
     def find(
-        self, lake: Lake, tables: Mapping[TableName, LakeTable], snapshot: Snapshot | None, kept: Lsn | None = None
+        self, lake: Lake, tables: Mapping[TableName, LakeTable], snapshot: Snapshot, kept: Lsn | None = None
     ) -> dict[TableName, TableStopped]:
         """The tables that cannot be continued. For stopped ones, landed changes after ``kept`` are kept."""
         found: dict[TableName, TableStopped] = {}
@@ -82,15 +74,13 @@ class StopChecks:
                         raise TableStopped(stop.error)
                     if kept is not None and kept > stop.lsn:
                         raise TableStopped(f'landed changes of table "{name}" from {stop.lsn} to {kept} are gone', hint=COPY_AGAIN)
-                    self._require_ours(lake, name, table, snapshot, stop.last)
-                else:
-                    self._require_ours(lake, name, table, snapshot, snapshot.tables.get(name) if snapshot is not None else None)
+                self._require_ours(lake, name, table, snapshot, stop.last if stop is not None else snapshot.tables.get(name))
         return found
 
-    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, snapshot: Snapshot | None, known: SnapshotTable | None) -> None:
+    def _require_ours(self, lake: Lake, name: TableName, table: LakeTable, snapshot: Snapshot, known: SnapshotTable | None) -> None:
         delta, app = self.tables.of(name, table), lake.application(table)
         applied = delta.applied(app)
-        if snapshot is None or known is None or known.path != delta.directory:
+        if known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self.begun:
                 self.begun[delta.directory] = first_version(delta, app)
             if delta.is_there and delta.directory in self.begun:
@@ -113,7 +103,7 @@ def stopped_documents(
     open_tables: OpenTables,
     tables: Mapping[TableName, LakeTable],
     stopped: Mapping[TableName, TableStopped],
-    snapshot: Snapshot | None,
+    snapshot: Snapshot,
     *,
     retain_hours: int,
 ) -> dict[TableName, StoppedTable]:
@@ -123,11 +113,11 @@ def stopped_documents(
         table, now, text = tables[name], time.time(), with_names(error.one_line(), lake, name)
         stop = stop_of(snapshot, name, table)
         if stop is None:
-            last = snapshot.tables.get(name) if snapshot is not None else None
+            last = snapshot.tables.get(name)
             if last is not None and last.path != open_tables.of(name, table).directory:
                 last = None
             # every round applies all that it takes to the tables that are not stopped
-            lsn = max(table.entry.lsn or table.added, snapshot.landed if snapshot is not None else INVALID_LSN)
+            lsn = max(table.entry.lsn or table.added, snapshot.landed)
             stop = StoppedTable(last=last, generation=table.generation, lsn=lsn, kept=True, since=now, error="")
             what = 'table "%s" left the published snapshot' if table.until is None else 'removed table "%s" lacks landed changes'
             _log.error(f"{what}: %s", name, text)

@@ -48,14 +48,7 @@ _SAMPLED_FILES: Final = 8
 
 
 class TablePlanner:
-    """Plans and prepares the tables of a round.
-
-    Args:
-        storage: of the lake.
-        tables: of the lake.
-        engine: does the work.
-        settings: of the applier.
-    """
+    """Plans and prepares the tables of a round."""
 
     def __init__(self, storage: Storage, tables: OpenTables, engine: Engine, settings: ApplierSettings) -> None:
         self._storage = storage
@@ -80,32 +73,25 @@ class TablePlanner:
 
         Raises:
             TableStopped: it cannot be read either.
-            TargetError: its file system cannot be read.
         """
         delta = error.work.delta
         stop = again_later(TableStopped(str(error), hint=error.hint))
-        stop.refused = delta.directory, error.work.application, delta.version if delta.load() else -1
+        delta.load()
+        stop.refused = delta.directory, error.work.application, delta.version
         return stop
 
     def plan(
         self, lake: Lake, name: TableName, table: LakeTable, taken: Sequence[Manifest], end: Lsn, *, published: SnapshotTable | None
     ) -> TableRound | None:
-        """Plan the work of one table. None: nothing waits.
+        """Plan the work of one table, up to an LSN, unless it is already further. None: nothing waits.
 
-        Args:
-            lake: its documents.
-            name: of the table.
-            table: the table.
-            taken: the manifests of the round.
-            end: the LSN of the table after the round, unless it is already further.
-            published: the table in the last snapshot that had it.
+        ``published`` is the table in the last snapshot that had it.
 
         Raises:
             TableStopped: the table cannot be continued.
-            TargetError: a file cannot be read or written.
         """
         delta, app = self._tables.of(name, table), lake.application(table)
-        key = delta.directory, app, delta.version if delta.is_there else -1
+        key = delta.directory, app, delta.version
         if (refused := self._refused.get(key)) is not None and not is_due(refused):
             raise refused
         self._refused.pop(key, None)
@@ -248,7 +234,6 @@ class TablePlanner:
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
-            TargetError: it cannot be written.
         """
         if not work.delta.is_there:
             work.delta.create(work.task.schema.current, work.source.begins)
@@ -268,7 +253,8 @@ class TablePlanner:
             require_copy(self._storage, work.source.copy, error)
             require_files(self._storage, delta, error)
         except TableStopped as stop:
-            stop.refused = delta.directory, work.application, delta.version if delta.load() else -1
+            delta.load()
+            stop.refused = delta.directory, work.application, delta.version
             raise
 
     def remember(self, work: TableRound, done: TableResult) -> None:

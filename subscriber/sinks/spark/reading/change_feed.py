@@ -14,14 +14,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import TableName, TableState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
-from subscriber.sinks.spark.copy.copy_document import read_copy
-from subscriber.sinks.spark.files.file_errors import DamagedFile, arrow_errors
+from subscriber.sinks.spark.copy.copied_rows import read_copy
+from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, manifest_ends, read_manifests
@@ -214,13 +213,10 @@ class Changes:
             yield from rows
 
     def _batches(self, path: str, asked: Collection[str], names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        try:
-            with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
-                there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
-                for batch in file.iter_batches(columns=there):
-                    yield renamed_rows(batch, names) if names else batch
-        except pa.ArrowException:
-            raise DamagedFile(self._storage.what(path), path) from None
+        with self._storage.parquet(path) as file:
+            there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
+            for batch in file.iter_batches(columns=there):
+                yield renamed_rows(batch, names) if names else batch
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
         """Check that a query's columns can hold the values. A cast to a narrower type would change values, or show one in its error."""

@@ -176,12 +176,7 @@ class LakeTables:
 
 
 class LakeTable:
-    """See :class:`subscriber.interfaces.RowSource`. It has no index: rows are found by reading all of them.
-
-    Args:
-        pinned: the table's version.
-        schema: its columns to read, and ``_special``.
-    """
+    """See :class:`subscriber.interfaces.RowSource`. It has no index: rows are found by reading all of them."""
 
     def __init__(self, pinned: PinnedTable, schema: pa.Schema) -> None:
         self._pinned = pinned

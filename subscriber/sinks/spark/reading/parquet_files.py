@@ -33,16 +33,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9._=-]+")
 
 
 def lake_files(spark: SparkSession, table: PinnedTable, schema: Mapping[str, Any]) -> DataFrame:
-    """The rows of a table.
-
-    Args:
-        spark: a session.
-        table: the table.
-        schema: its columns, as in Delta's log.
-
-    Raises:
-        TargetError: a deletion vector cannot be read.
-    """
+    """The rows of a table. ``schema`` is as in Delta's log."""
     from pyspark.sql.functions import broadcast  # noqa: PLC0415 -- an extra
     from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
 

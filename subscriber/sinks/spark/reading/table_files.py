@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.file_errors import DamagedFile, arrow_errors
+from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector, read_vector
@@ -26,14 +25,7 @@ __all__ = ["PinnedTable", "with_held_values"]
 
 
 class PinnedTable:
-    """A version of a Delta table.
-
-    Args:
-        storage: of the lake.
-        directory: of the table, relative to the lake.
-        version: Delta's version number.
-        applied: the LSN of that version. None: it is not known.
-    """
+    """A version of a Delta table. ``applied``: its LSN, if it is known."""
 
     def __init__(self, storage: Storage, directory: str, version: int, applied: Lsn | None = None) -> None:
         self._storage = storage
@@ -85,26 +77,19 @@ class PinnedTable:
         return read_vector(self._storage, self._delta.directory, vector)
 
     def read(self, path: str, vector: DeletionVector | None, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a file, with these columns.
-
-        Raises:
-            TargetError: the file cannot be read, or is damaged.
-        """
+        """Read the rows of a file, with these columns."""
         deleted = self.deleted(vector) if vector is not None else None
         path, names, start = f"{self._delta.directory}/{path}", {new: old for old, new in self.physical().items()}, 0
-        try:
-            with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as opened:
-                for batch in opened.iter_batches():
-                    rows = pa.Table.from_batches([batch.rename_columns([names.get(name, name) for name in batch.schema.names])])
-                    end = start + batch.num_rows
-                    if deleted is not None and deleted.range_cardinality(start, end):
-                        rows = rows.filter(pa.array([row not in deleted for row in range(start, end)], pa.bool_()))
-                    start = end
-                    with arrow_errors(self._storage.what(path)):
-                        found = conformed(rows, schema).combine_chunks().to_batches()
-                    yield from found
-        except pa.ArrowException:
-            raise DamagedFile(self._storage.what(path), path) from None
+        with self._storage.parquet(path) as opened:
+            for batch in opened.iter_batches():
+                rows = pa.Table.from_batches([batch.rename_columns([names.get(name, name) for name in batch.schema.names])])
+                end = start + batch.num_rows
+                if deleted is not None and deleted.range_cardinality(start, end):
+                    rows = rows.filter(pa.array([row not in deleted for row in range(start, end)], pa.bool_()))
+                start = end
+                with arrow_errors(self._storage.what(path)):
+                    found = conformed(rows, schema).combine_chunks().to_batches()
+                yield from found
 
 
 def with_held_values(row: tuple[Any, ...], fields: Sequence[str]) -> list[Any]:

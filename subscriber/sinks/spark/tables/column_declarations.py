@@ -53,11 +53,7 @@ class ColumnDeclarations:
     known: dict[str, tuple[str, tuple[DeclaredColumns, ...]]] = field(default_factory=dict)
 
     def find(self, directory: str, application: str, applied: Lsn | None) -> DeclaredColumns | None:
-        """The declarations of a table at an LSN. None if unknown.
-
-        Raises:
-            TargetError: the document is damaged.
-        """
+        """The declarations of a table at an LSN. None if unknown."""
         if directory not in self.known:
             self.known[directory] = self._read(f"{directory}/{_NAME}")
         owner, documents = self.known[directory]

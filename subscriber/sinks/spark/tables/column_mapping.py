@@ -14,9 +14,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, SPECIAL, LakeColumn, TableSchema, altered_name, folded_name
@@ -80,10 +78,7 @@ def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:
 def renamed_file(storage: Storage, path: str, names: Mapping[str, str]) -> str:
     """Copy a landed file with renamed fields. Return the path of the new file, in :data:`ROUND_DIRECTORY`."""
     storage.make_directory(ROUND_DIRECTORY)
-    with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem, page_checksum_verification=True) as source:
+    with storage.parquet(path, checked=True) as source:
         batches = (renamed_rows(rows, names) for rows in source.iter_batches())
-        try:
-            write_file(storage, found := unique_path(ROUND_DIRECTORY), _renamed_schema(source.schema_arrow, names), batches)
-            return found
-        except pa.ArrowInvalid as error:
-            raise DamagedFile(storage.what(path), path) from error
+        write_file(storage, found := unique_path(ROUND_DIRECTORY), _renamed_schema(source.schema_arrow, names), batches)
+    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
@@ -63,7 +62,7 @@ class ValueSearch:
         return any(found.values())
 
     def _states_values(self, path: str, field: str) -> bool:
-        with self._storage.reading(path), pq.ParquetFile(path, filesystem=self._storage.filesystem) as file:
+        with self._storage.parquet(path) as file:
             metadata = file.metadata
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Schema
 from deltalake.transaction import AddAction, RemoveAction, Transaction
 from pyroaring import BitMap
@@ -132,6 +131,5 @@ def row_count(storage: Storage, directory: str, file: TableFile) -> int:
     """How many rows are in a file, even deleted ones."""
     if file.rows is not None:
         return file.rows
-    path = f"{directory}/{file.path}"
-    with storage.reading(path), pq.ParquetFile(path, filesystem=storage.filesystem) as opened:
+    with storage.parquet(f"{directory}/{file.path}") as opened:
         return int(opened.metadata.num_rows)

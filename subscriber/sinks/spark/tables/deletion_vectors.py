@@ -74,16 +74,7 @@ class DeletionVector:
 
 
 def read_vector(storage: Storage, directory: str, vector: DeletionVector) -> BitMap:
-    """The positions of the deleted rows.
-
-    Args:
-        storage: of the lake.
-        directory: of the table.
-        vector: where it is stored.
-
-    Raises:
-        TargetError: it cannot be read, or is damaged.
-    """
+    """The positions of the deleted rows of a file of the table in a directory."""
     if vector.kind == "i":
         return _bitmap(_decoded(vector.text)[: vector.size], storage, directory)
     if vector.file is None:
@@ -112,13 +103,7 @@ def _bitmap(data: bytes, storage: Storage, path: str) -> BitMap:
 
 
 def write_vectors(storage: Storage, directory: str, vectors: Mapping[str, BitMap]) -> dict[str, DeletionVector]:
-    """Store vectors, durably, in one file.
-
-    Args:
-        storage: of the lake.
-        directory: of the table.
-        vectors: by the path of the file that they belong to.
-    """
+    """Store vectors, durably, in one file. They are given by the path of the file that they belong to."""
     found: dict[str, DeletionVector] = {}
     number, content = uuid.uuid4(), bytearray(_FORMAT)
     for path, rows in vectors.items():

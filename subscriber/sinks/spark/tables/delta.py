@@ -66,13 +66,7 @@ _LAST_COMMITS: Final = 10
 
 
 class LakeDelta(DeltaReader):
-    """A Delta table that the lake writes.
-
-    Args:
-        storage: of the lake.
-        directory: relative to the lake.
-        retain_hours: how long a version that was replaced can be read.
-    """
+    """A Delta table that the lake writes. Versions that were replaced can be read for ``retain_hours``."""
 
     def __init__(self, storage: Storage, directory: str, retain_hours: int = 24) -> None:
         super().__init__(storage, directory)
@@ -102,7 +96,6 @@ class LakeDelta(DeltaReader):
 
         Raises:
             CommitConflict: another writer created it at the same time. It may have rows already.
-            TargetError: it cannot be created.
         """
         self._storage.make_directory(self.directory)
         if begins is not None:
@@ -153,9 +146,7 @@ class LakeDelta(DeltaReader):
     def add_columns(self, schema: pa.Schema, by: Callable[[pa.Schema, str], None] | None = None) -> None:
         """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on.
 
-        Args:
-            schema: columns of the table.
-            by: makes the commit, of these columns and with this ``userMetadata``. None: delta-rs.
+        ``by`` makes the commit, of these columns and with this ``userMetadata``. None: delta-rs.
         """
         there = set(self.schema.names)
         new = pa.schema([field.with_metadata(ADDED) for field in schema if field.name not in there])
@@ -214,7 +205,6 @@ class LakeDelta(DeltaReader):
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.
-            TargetError: the commit is refused.
         """
         if overwrite is not None:
             self._take_types(overwrite := with_comments(overwrite, self._there))

@@ -54,7 +54,6 @@ class DeltaReader:
 
         Raises:
             TableStopped: the table is damaged, or delta-rs cannot read this kind of table.
-            TargetError: its file system cannot be read.
         """
         with self._reading():
             if not DeltaTable.is_deltatable(self.uri):
@@ -81,8 +80,8 @@ class DeltaReader:
 
     @property
     def version(self) -> int:
-        """Delta's version number."""
-        return int(self._there.version())
+        """Delta's version number. -1: there is no table."""
+        return int(self._table.version()) if self._table is not None else -1
 
     @property
     def schema(self) -> pa.Schema:

@@ -45,12 +45,7 @@ def checking_files(storage: Storage, *tables: DeltaReader, copy: str | None = No
 
 
 def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> None:
-    """Check whether an error of reading is that of a file of a table's copy.
-
-    Args:
-        storage: of the lake.
-        copy: the directory of the copy. None: there is no copy.
-        error: the error.
+    """Check whether an error of reading is that of a file of the copy in a directory. None: there is no copy.
 
     Raises:
         DamagedCopy: it is.
@@ -83,7 +78,6 @@ def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError |
 
     Raises:
         TableStopped: a file is missing or damaged, or the error is that of :func:`require_no_own_error`.
-        TargetError: the file system cannot be read.
     """
     if isinstance(error, AccessDenied):
         require_no_own_error(delta, error)

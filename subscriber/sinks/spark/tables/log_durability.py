@@ -19,11 +19,7 @@ _CHECKSUM: Final = "crc"
 
 
 def sync_added(storage: Storage, directory: str, log: TableLog, since: int, version: int) -> None:
-    """Fsync the files that the commits after a version add to a table, and its directory.
-
-    Raises:
-        TargetError: the file system refuses, or a commit is damaged.
-    """
+    """Fsync the files that the commits after a version add to a table, and its directory."""
     for number in range(since + 1, version + 1):
         added = [action[kind] for action in log.actions(number) or () for kind in ("add", "cdc") if kind in action]
         files = {unquote(action["path"]) for action in added}

@@ -52,12 +52,7 @@ _PATH: Final = re.compile(r"\S*/\S*")
 
 
 class CommitConflict(TargetError):
-    """Another writer changed the table after it was loaded. The work must be planned again.
-
-    Args:
-        uri: of the table.
-        directory: of the table, relative to the lake.
-    """
+    """Another writer changed the table after it was loaded. The work must be planned again."""
 
     def __init__(self, uri: str, directory: str) -> None:
         super().__init__(f"Delta table {uri} was changed by another writer at the same time", hint="let other writers commit less often")
@@ -77,13 +72,7 @@ class TableStopped(TargetError):
 
 
 class DamagedTable(TableStopped):
-    """Files of a table are damaged or missing, although its file system can be read.
-
-    Args:
-        uri: of the table.
-        directory: of the table, relative to the lake.
-        what: is wrong.
-    """
+    """Files of a table are damaged or missing, although its file system can be read."""
 
     def __init__(self, uri: str, directory: str, what: str) -> None:
         remedy = _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
@@ -91,12 +80,7 @@ class DamagedTable(TableStopped):
 
 
 class DamagedCopy(TableStopped):
-    """Files of a table's copy are damaged or missing.
-
-    Args:
-        error: what is wrong.
-        directory: of the copy, relative to the lake.
-    """
+    """Files of a table's copy are damaged or missing."""
 
     def __init__(self, error: SubscriberError, directory: str) -> None:
         super().__init__(f"the copy of the table is damaged: {error}", hint=COPY_AGAIN)
@@ -104,12 +88,7 @@ class DamagedCopy(TableStopped):
 
 
 class LostLog(DamagedCopy):
-    """A change log is gone that had the copy of its table: the copy was removed since.
-
-    Args:
-        uri: of the log.
-        directory: of the copy, relative to the lake.
-    """
+    """A change log is gone that had the copy of its table: the copy was removed since."""
 
     def __init__(self, uri: str, directory: str) -> None:
         text = f"change log {uri} is gone, and its changes cannot be found elsewhere"

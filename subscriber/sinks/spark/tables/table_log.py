@@ -85,11 +85,7 @@ class TableLog:
         self.removed: dict[str, int] = {}
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """The actions of a commit. None: the log no longer has it.
-
-        Raises:
-            DamagedTable: the commit is damaged.
-        """
+        """The actions of a commit. None: the log no longer has it."""
         content = self._storage.read(f"{self._directory}/{LOG}/{version:020d}.json")
         if content is None:
             return None

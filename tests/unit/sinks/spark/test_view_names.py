@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subscriber.interfaces import TableName
-from subscriber.sinks.spark.pipeline.registration import VIEW, view_names
+from subscriber.sinks.spark.pipeline.program.registration import VIEW, view_names
 
 
 def test_names_that_collide() -> None:

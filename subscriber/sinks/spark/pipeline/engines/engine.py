@@ -109,10 +109,6 @@ class TableRound:
 class TableFailed(TargetError):
     """A unit, the commit of one table, or that of its new columns failed. The other tables can be committed.
 
-    Args:
-        work: of the table.
-        error: why.
-
     Attributes:
         others: those of other tables, in the same attempt.
     """

@@ -17,12 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class LocalEngine(Engine):
-    """Runs units in threads of this process.
-
-    Args:
-        storage: of the lake.
-        threads: number of units that run at once.
-    """
+    """Runs units in threads of this process, so many at once."""
 
     name = "local"
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import LakeTable
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
-from subscriber.sinks.spark.copy.copy_document import read_copy
+from subscriber.sinks.spark.copy.copied_rows import read_copy
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile, check_files, read_manifests
 from subscriber.sinks.spark.landing.zone import unique_path, write_file
@@ -75,14 +75,7 @@ class PendingChanges:
 def copied_changes(storage: Storage, directory: str, table: LakeTable, published: SnapshotTable | None) -> PendingChanges:
     """The changes that a table begins with: its copy and its own batches, up to the LSN of its handover. Empty without a copy.
 
-    Args:
-        storage: of the lake.
-        directory: of the copy.
-        table: the table.
-        published: the table in the last snapshot that had it. Once it is published, its copy is removed.
-
-    Raises:
-        TargetError, DataLossError: a file is missing or damaged.
+    ``published`` is the table in the last snapshot that had it. Once it is published, its copy is removed.
     """
     copied = read_copy(storage, directory) if table.generation else None
     if copied is None:

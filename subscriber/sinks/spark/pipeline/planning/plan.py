@@ -135,14 +135,9 @@ def plan_table(work: TableWork, changes: pa.Table, keys_of: KeysOf | None = None
 def _files(
     work: TableWork, own: Sequence[BaseFile], shared: Sequence[BaseFile], hits: Mapping[str, int], merged: Collection[str] = ()
 ) -> list[UnitFile]:
-    """The files that a unit reads.
+    """The files that a unit reads: its own, and ``shared`` ones, which belong to other units too.
 
-    Args:
-        work: of the table.
-        own: files that belong to no other unit.
-        shared: others.
-        hits: estimated number of changes in each file.
-        merged: those of both that are merged now because they are in several clusters.
+    ``hits``: the estimated number of changes in each file. ``merged``: those that are merged now because they are in several clusters.
     """
     if not work.marks:
         return [file.read() for file in own] + [file.read(shared=True) for file in shared if file.path in merged]
@@ -220,15 +215,15 @@ def _unit(
     return Unit(
         directory=work.directory,
         schema=work.schema,
-        base=tuple(files),
         stretches=work.stretches,
         after=work.after,
-        ranges=tuple(ranges),
-        cleared=cleared,
         dropped=work.dropped,
         added=work.added,
         target_rows=work.target_rows,
         feed=work.feed,
+        base=tuple(files),
+        ranges=tuple(ranges),
+        cleared=cleared,
         rows=sum(rows[file.path] // (_KEY_PART if file.kept else 1) for file in files) + changes,
     )
 

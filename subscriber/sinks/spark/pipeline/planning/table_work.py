@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subscriber.sinks.spark.merge.work_unit import UnitFile
-from subscriber.sinks.spark.schema.evolution import Stretch
+from subscriber.sinks.spark.merge.work_unit import UnitFile, Work
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
@@ -47,28 +46,20 @@ class BaseFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableWork:
-    """The work for one table. See :class:`subscriber.sinks.spark.merge.work_unit.Unit` for the other names.
+class TableWork(Work):
+    """The work for one table.
 
     Attributes:
-        rewrite: whether all files are rewritten.
-        retyped: columns that have another type in these files.
+        base: its files.
+        rewrite: whether all of them are rewritten.
+        retyped: columns that have another type in them.
         vectors: whether deletion vectors may be written.
-        feed: whether the rows of a Change Data Feed are written.
     """
 
-    directory: str
-    schema: TableSchema
     base: tuple[BaseFile, ...]
-    stretches: tuple[Stretch, ...]
-    after: int
     rewrite: bool = False
     retyped: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-    target_rows: int = 250_000
     vectors: bool = False
-    feed: bool = False
 
     @property
     def marks(self) -> bool:

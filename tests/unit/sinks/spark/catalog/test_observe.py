@@ -12,8 +12,8 @@ from subscriber.errors import TargetError
 from subscriber.interfaces import TableEntry, TableState
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.pipeline import apply_loop
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.program import apply_loop
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.subscription.management.status import subscription_status
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, copy, land

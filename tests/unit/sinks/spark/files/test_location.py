@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from urllib.parse import quote
 
 import pytest
@@ -31,7 +30,6 @@ from subscriber.sinks.spark.files.location import Location
         ("spark:///lake?batch_delay=soon", "invalid value"),
         ("spark:///lake?history.accounts=scd2", "parameter .history.. of a Spark target needs a table"),
         ("spark:///lake?history.public.accounts=scd3", 'unrecognized history value of table "public.accounts"'),
-        ("spark:///lake?history.a.b=soft_delete", r"history\.a\.b=soft_delete was removed"),
     ],
 )
 def test_a_url_that_says_nothing_is_refused(url: str, words: str) -> None:
@@ -53,16 +51,6 @@ def test_a_secret_in_a_url_is_refused_and_not_shown(url: str, words: str) -> Non
     with pytest.raises(ConfigurationError, match=words) as refused:
         Location.parse(url)
     assert "hush" not in f"{refused.value} {refused.value.hint} {refused.value.one_line()}"
-
-
-@pytest.mark.parametrize("parameter", ["copy=executors", "copy=subscriber", "copy_connection=host%3Ddb1%20password%3Dhush"])
-def test_copies_by_executors_are_refused(parameter: str) -> None:
-    name = parameter.partition("=")[0]
-    words = f'parameter "{name}" of a Spark target was removed.* omit {name}; the subscriber copies'
-    with pytest.raises(ConfigurationError) as refused:
-        Location.parse(f"spark:///lake?{parameter}")
-    assert re.search(words, refused.value.one_line())
-    assert "hush" not in refused.value.one_line()
 
 
 def test_a_url_is_read() -> None:

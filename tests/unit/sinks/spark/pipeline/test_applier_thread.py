@@ -13,11 +13,11 @@ from subscriber.errors import TargetUnavailable
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.pipeline import applier_thread as beside_module
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.program import applier_thread as beside_module
+from subscriber.sinks.spark.pipeline.program.applier_thread import ApplierThread
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from tests.unit.sinks.spark.pipeline.test_applier import current, storage
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 

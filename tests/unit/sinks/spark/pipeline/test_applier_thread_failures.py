@@ -11,8 +11,8 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.pipeline import applier_thread as beside
-from subscriber.sinks.spark.pipeline.applier_thread import ApplierThread
+from subscriber.sinks.spark.pipeline.program import applier_thread as beside
+from subscriber.sinks.spark.pipeline.program.applier_thread import ApplierThread
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
 

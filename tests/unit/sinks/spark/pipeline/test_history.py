@@ -451,15 +451,12 @@ async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tm
     assert versions(tmp_path, snapshot, "id") == [(1, 200, 400), (2, 300, None)]
 
 
-async def test_a_history_of_another_form_stops(tmp_path: Path) -> None:
-    """Earlier versions kept the last version of each row (``soft_delete``)."""
+async def test_a_table_of_another_program_in_the_place_of_a_history_stops(tmp_path: Path) -> None:
     await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     columns = {"_deleted": [False], "_lsn": [100], "id": [1], "note": ["a"], "big": [""]}
     write_deltalake(tmp_path / "history/public/t", pa.table(columns))
-    write_document(storage(tmp_path), "history.json", {"tables": [{"table": ["public", "t"], "form": "soft_delete"}]})
+    write_document(storage(tmp_path), "history.json", {"tables": [["public", "t"]]})
     work, name = applier(tmp_path), history_name(TABLE, ())
-    assert name not in {*all_rounds(work).tables, *all_rounds(work).stopped}
-    await landed(tmp_path, transaction(300, RELATION, Insert(5, row("2", "b", None))))
     assert "has no versions of rows (hint: remove its directory" in all_rounds(work).stopped[name].error
 
 

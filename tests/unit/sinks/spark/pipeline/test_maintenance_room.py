@@ -16,9 +16,9 @@ from deltalake.exceptions import CommitFailedError
 from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert, Update
 from subscriber.sinks.spark.pipeline.applier import ApplierSettings
-from subscriber.sinks.spark.pipeline.apply_loop import _seconds_until_round
 from subscriber.sinks.spark.pipeline.maintenance_room import MaintenanceRoom
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.program.apply_loop import _seconds_until_round
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land, rows, start

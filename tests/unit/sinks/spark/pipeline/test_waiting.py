@@ -17,11 +17,11 @@ from subscriber.errors import SubscriberError
 from subscriber.interfaces import TableName
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
-from subscriber.sinks.spark.pipeline import registration as registration_module
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.pace import Pace, Waiting
-from subscriber.sinks.spark.pipeline.registration import CatalogRegistration
+from subscriber.sinks.spark.pipeline.program import registration as registration_module
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.program.registration import CatalogRegistration
 from tests.unit.sinks.spark.pipeline.test_applier import all_rounds, applier, storage
 from tests.unit.sinks.spark.pipeline.test_rounds import KEYED, land
 from tests.unit.sinks.spark.stream import begun, make, row

@@ -23,8 +23,8 @@ from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline import applier_status
 from subscriber.sinks.spark.pipeline.applier import Applier
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.unit.sinks.spark.pipeline.test_applier import storage
@@ -180,7 +180,7 @@ async def test_loss_that_another_applier_explains_is_none(tmp_path: Path, monkey
     await sink.close()
     real = Applier._manifests
 
-    def between(self: Applier, snapshot: Snapshot | None) -> Any:
+    def between(self: Applier, snapshot: Snapshot) -> Any:
         monkeypatch.setattr(Applier, "_manifests", real)
         second.open()
         second.run_round()

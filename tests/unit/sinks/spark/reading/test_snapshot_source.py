@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 
 def source(path: Path, **options: str) -> Any:
-    from subscriber.sinks.spark.reading.snapshot_source import PostgresSnapshot
+    from subscriber.sinks.spark.reading.data_sources import PostgresSnapshot
 
     return PostgresSnapshot({"path": str(path), "table": "public.t", **options})
 
@@ -93,7 +93,7 @@ async def test_table_that_is_not_in_the_snapshot_is_named(tmp_path: Path) -> Non
     ],
 )
 async def test_bad_lsns_of_a_batch_of_changes(tmp_path: Path, options: dict[str, str], words: str) -> None:
-    from subscriber.sinks.spark.reading.data_source import PostgresChanges
+    from subscriber.sinks.spark.reading.data_sources import PostgresChanges
 
     sink, _ = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     await sink.close()

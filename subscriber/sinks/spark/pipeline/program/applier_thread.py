@@ -23,11 +23,7 @@ Apply = Callable[[Location, threading.Event, float], None]
 
 
 class ApplierThread:
-    """The thread, see the module. The first :meth:`start` starts it. It may be started again after :meth:`stop`.
-
-    Args:
-        location: of the lake. Its ``apply`` selects the engine.
-    """
+    """The thread, see the module. The first :meth:`start` starts it. It may be started again after :meth:`stop`."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
@@ -108,7 +104,7 @@ def _program() -> Apply:
         ConfigurationError: a package is not installed.
     """
     try:
-        from subscriber.sinks.spark.pipeline.program import apply_in_process  # noqa: PLC0415 -- see above
+        from subscriber.sinks.spark.pipeline.program.start import apply_in_process  # noqa: PLC0415 -- see above
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"the applier needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]', or [spark] for its engines"

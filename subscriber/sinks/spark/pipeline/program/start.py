@@ -15,13 +15,13 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
-from subscriber.sinks.spark.pipeline.apply_loop import apply_forever
 from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
+from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.program.registration import CatalogRegistration, require_catalog
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, as_line
-from subscriber.sinks.spark.pipeline.registration import CatalogRegistration, require_catalog
 from subscriber.sinks.spark.session.jobs import end_session
 from subscriber.sinks.spark.session.spark_session import is_under_spark, spark_session
 

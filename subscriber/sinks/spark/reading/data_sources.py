@@ -1,0 +1,235 @@
+"""The data sources ``postgres_changes`` and ``postgres_snapshot`` of Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
+from pyspark.sql.types import StructType
+
+from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
+from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.files.location import Location
+from subscriber.sinks.spark.files.storage import Storage
+from subscriber.sinks.spark.reading.change_feed import Changes, Piece
+from subscriber.sinks.spark.reading.snapshot import find_snapshot, find_table
+from subscriber.sinks.spark.reading.table_files import PinnedTable
+from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
+
+__all__ = ["PostgresChanges", "PostgresSnapshot"]
+
+_CHANGES_OPTIONS = ("path", "table", "startingLsn", "endingLsn")
+_SNAPSHOT_OPTIONS = ("path", "table", "asOfLsn", "asOfTimestamp")
+
+
+class PostgresChanges(DataSource):
+    """``spark.readStream.format("postgres_changes")``: the changes of a table of a lake as a source of Structured Streaming, or of a batch.
+
+    Offsets are LSNs: ``{"lsn": "16/B374D848"}`` includes all transactions that end there or before. A query that restarts from its
+    checkpoint resumes after that LSN, whether its changes are in the landing zone or already in the change log.
+
+    ================  =====================  =============================================================================
+    option            value or default
+    ================  =====================  =============================================================================
+    ``path``          the lake               the subscription's target, or its directory
+    ``table``         ``schema.table``
+    ``startingLsn``   ``earliest``           an LSN: transactions that end after it; ``earliest``: from the initial copy;
+                                             ``latest``: changes from now on (streams only)
+    ``endingLsn``     the newest LSN         for a batch: transactions up to this LSN
+    ================  =====================  =============================================================================
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "postgres_changes"
+
+    def schema(self) -> StructType:
+        """The current schema of the changes. A query keeps it until it restarts."""
+        return from_arrow_schema(self._changes().schema(), prefer_timestamp_ntz=True)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        changes = self._changes()
+        start = self._start('"earliest", or an LSN as in 16/B374D848; "latest" is for streams')
+        latest = changes.latest()
+        end = self._lsn("endingLsn", latest, "an LSN as in 16/B374D848; without this option the end is the newest one")
+        return _BatchReader(changes, _arrow_schema(schema), start, min(end, latest))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if self.options.get("endingLsn") is not None:
+            raise ConfigurationError("endingLsn is an option of batch queries, not of streams", hint="omit it, or use spark.read")
+        changes = self._changes()
+        latest = self.options.get("startingLsn", "").lower() == "latest"
+        return _StreamReader(
+            changes, _arrow_schema(schema), None if latest else self._start('"earliest", "latest", or an LSN as in 16/B374D848')
+        )
+
+    def _changes(self) -> Changes:
+        path, table = _table_options(self.name(), self.options, _CHANGES_OPTIONS)
+        return Changes(Storage.open(Location.of(path)), table)
+
+    def _start(self, allowed: str) -> Lsn:
+        earliest = self.options.get("startingLsn", "").lower() == "earliest"
+        return INVALID_LSN if earliest else self._lsn("startingLsn", INVALID_LSN, allowed)
+
+    def _lsn(self, option: str, default: Lsn, allowed: str) -> Lsn:
+        text = self.options.get(option)
+        if text is None:
+            return default
+        try:
+            return Lsn.parse(text)
+        except ValueError:
+            # Spark shows no hint
+            raise ConfigurationError(f'{option}: "{text}" is not valid: it is {allowed}', hint="as in 16/B374D848") from None
+
+
+@dataclass
+class _ChangesPartition(InputPartition):
+    piece: Piece
+
+
+class _BatchReader(DataSourceReader):
+    def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn, end: Lsn) -> None:
+        self._changes = changes
+        self._schema = schema
+        self._start = start
+        self._end = end
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_ChangesPartition(piece) for piece in self._changes.pieces(self._start, self._end)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        if partition is None:
+            # pyspark does this for a list without partitions
+            return iter(())
+        assert isinstance(partition, _ChangesPartition)
+        return self._changes.read(partition.piece, self._schema)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """``start`` is where a new query begins. None: at the end."""
+
+    def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn | None) -> None:
+        self._changes = changes
+        self._schema = schema
+        self._start = start
+
+    def initialOffset(self) -> dict[str, str]:
+        return {"lsn": str(self._changes.latest() if self._start is None else self._start)}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, str]:
+        latest = self._changes.latest()
+        return {"lsn": str(latest if self._start is None else max(latest, self._start))}
+
+    def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
+        return [_ChangesPartition(piece) for piece in self._changes.pieces(Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        assert isinstance(partition, _ChangesPartition)
+        return self._changes.read(partition.piece, self._schema)
+
+    def commit(self, end: dict[str, str]) -> None:
+        """Do nothing: changes that were read remain where they are."""
+
+
+class PostgresSnapshot(DataSource):
+    """``spark.read.format("postgres_snapshot")``: a table of a lake as of one published snapshot.
+
+    =================  =======================  ===========================================================================
+    option             value or default
+    =================  =======================  ===========================================================================
+    ``path``           the lake                 the subscription's target, or its directory
+    ``table``          ``schema.table``
+    ``asOfLsn``        the newest snapshot      the last snapshot at or before an LSN
+    ``asOfTimestamp``  the newest snapshot      the last snapshot that was published at or before a time (ISO 8601)
+    =================  =======================  ===========================================================================
+
+    A DataFrame has the snapshot that was found when it was loaded, each time it is used. Load the DataFrames that you join with the same
+    ``asOfLsn``, because a snapshot may be published between two loads. :func:`subscriber.spark.snapshot` does that.
+
+    Spark makes one object for a DataFrame, and asks it for the schema first.
+    """
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._found: tuple[str, int, Lsn | None] | None = None
+        """Directory, version and LSN of the table. They stay as they were first found."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "postgres_snapshot"
+
+    def _table(self) -> PinnedTable:
+        path, table = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
+        storage = Storage.open(Location.of(path))
+        if self._found is None:
+            found = find_snapshot(storage, self.options.get("asOfLsn"), self.options.get("asOfTimestamp"))
+            where = find_table(found, str(table))
+            self._found = where.path, where.version, where.applied
+        return PinnedTable(storage, *self._found)
+
+    def schema(self) -> StructType:
+        """The columns of the table in the snapshot."""
+        return from_arrow_schema(self._table().schema, prefer_timestamp_ntz=True)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Reads the version that :meth:`schema` found."""
+        path, _ = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
+        self._table()
+        assert self._found is not None
+        return _SnapshotReader(path, *self._found, _arrow_schema(schema))
+
+
+@dataclass
+class _FilePartition(InputPartition):
+    path: str
+    vector: DeletionVector | None
+
+
+class _SnapshotReader(DataSourceReader):
+    def __init__(self, path: str, directory: str, version: int, applied: Lsn | None, schema: pa.Schema) -> None:
+        self._place = path, directory, version, applied
+        self._schema = schema
+
+    def _table(self) -> PinnedTable:
+        path, directory, version, applied = self._place
+        return PinnedTable(Storage.open(Location.of(path)), directory, version, applied)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [_FilePartition(file.path, file.vector) for file in self._table().files()]
+
+    def read(self, partition: InputPartition | None) -> Iterator[Any]:
+        if partition is None:
+            # pyspark does this for a list without partitions
+            return iter(())
+        assert isinstance(partition, _FilePartition)
+        return self._table().read(partition.path, partition.vector, self._schema)
+
+
+def _table_options(source: str, options: Mapping[str, str], names: Sequence[str]) -> tuple[str, TableName]:
+    """The options ``path`` and ``table``. ``names`` has all options that the data source knows.
+
+    Raises:
+        ConfigurationError: one of them is missing or invalid, or there is an unknown option.
+    """
+    known = {name.lower() for name in names}
+    for name in options:
+        if name.lower() not in known:
+            raise ConfigurationError(f'unrecognized option of {source}: "{name}"', hint=f"one of {', '.join(names)}")
+    path, text = options.get("path"), options.get("table")
+    if path is None or not text:
+        raise ConfigurationError(f"{source} needs options path and table", hint='.option("table", "public.orders").load(path)')
+    namespace, _, table = text.partition(".")
+    if not (namespace and table):
+        # Spark shows no hint
+        raise ConfigurationError(f'option table of {source}: "{text}" does not have the form schema.table', hint="as in public.orders")
+    return path, TableName(namespace, table)
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    """The Arrow types in which Spark takes rows."""
+    return pa.schema([pa.field(field.name, to_arrow_type(field.dataType, timestamp_utc=True)) for field in schema.fields])
