@@ -118,6 +118,21 @@ async def test_its_url_has_verify_and_repair(installed: str, publisher18_db: Dat
         await verify("replica", target=installed, connection=publisher18_db.dsn)
 
 
+async def test_binary_is_refused_before_a_slot_is_created(installed: str, publisher18_db: Database) -> None:
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    given: dict[str, Any] = {
+        "connection": publisher18_db.dsn,
+        "publications": ["pub"],
+        "target": installed,
+        "options": SubscriptionOptions(binary=True),
+    }
+    found = await check("replica", **given)
+    assert [(each.severity, each.hint) for each in found] == [("error", "set binary to false")]
+    with pytest.raises(TargetError, match="only values in the text format"):
+        await Subscription("replica", **given).run()
+    assert publisher18_db.fetch("SELECT FROM pg_replication_slots WHERE database = current_database()") == []
+
+
 async def test_verbs_say_what_its_kind_lacks(installed: str) -> None:
     lacks = "^a directory of JSON files has no "
     with pytest.raises(ConfigurationError, match=f"{lacks}catalog of subscriptions$"):

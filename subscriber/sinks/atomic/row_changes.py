@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from subscriber.errors import ConfigurationError, RelationError
 from subscriber.interfaces import ApplyStatistics, Batch, TableName
@@ -11,10 +12,13 @@ from subscriber.protocol.messages import Relation
 from subscriber.transaction.changes import UNCHANGED, ChangeReader, DeleteChange, InsertChange, TruncateChange, UpdateChange
 from subscriber.transaction.changes import Row as SentRow
 
-__all__ = ["ClearTable", "DeleteRow", "InsertRow", "Row", "RowChange", "UpdateRow", "read_batch", "text_only"]
+__all__ = ["TEXT_ONLY", "ClearTable", "DeleteRow", "InsertRow", "Row", "RowChange", "UpdateRow", "read_batch", "text_only"]
 
 Row = dict[str, str | None]
 """Values by column, in PostgreSQL's text format. None is NULL."""
+
+TEXT_ONLY: Final = ("the target accepts only values in the text format", "set binary to false")
+"""A message and its hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +130,8 @@ def _texts(row: SentRow) -> Row:
 
 
 def text_only() -> ConfigurationError:
-    return ConfigurationError("the target accepts only values in the text format", hint="set binary to false")
+    message, hint = TEXT_ONLY
+    return ConfigurationError(message, hint=hint)
 
 
 def _name(relation: Relation) -> TableName:

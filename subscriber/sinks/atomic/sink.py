@@ -13,7 +13,7 @@ from subscriber.config import SubscriptionOptions
 from subscriber.interfaces import ApplyStatistics, Finding, PublishedTable, TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.atomic.opened_atomic_sink import OpenedAtomicSink
-from subscriber.sinks.atomic.row_changes import RowChange
+from subscriber.sinks.atomic.row_changes import TEXT_ONLY, RowChange
 from subscriber.sinks.atomic.stored import Stored, SubscriptionRecord
 from subscriber.sinks.request_files import RequestFiles
 
@@ -72,8 +72,8 @@ class AtomicSink(ABC):
         return opened
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Find nothing: the target stores any table."""
-        return []
+        """Report values in the binary format, of which the target has no types. It stores any table."""
+        return [Finding("error", *TEXT_ONLY)] if self.options is not None and self.options.binary else []
 
     async def definition(self, name: str) -> Definition:
         """Return what is known of a subscription that a command line defines.
