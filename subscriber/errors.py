@@ -27,7 +27,7 @@ messages, hints and notes are escaped. Packages add context with :meth:`BaseExce
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from subscriber.printable import printable
 
@@ -93,6 +93,10 @@ class SubscriberError(Exception):
         self.sqlstate = sqlstate
         self.also: list[SubscriberError] = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the constructor: its arguments differ from class to class."""
+        return _unpickled, (type(self), self.args), vars(self)
+
     @property
     def hint(self) -> str | None:
         """What to do about the error."""
@@ -116,6 +120,12 @@ class SubscriberError(Exception):
         text = "; ".join(" ".join(part.split()) for part in parts)
         own = f"{text} (hint: {' '.join(self.hint.split())})" if self.hint and hint else text
         return [own, *(line for error in self.also for line in error.lines(hint=hint))]
+
+
+def _unpickled(kind: type[SubscriberError], args: tuple[Any, ...]) -> SubscriberError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 class ConfigurationError(SubscriberError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 
 import pytest
@@ -82,3 +83,14 @@ def test_protocol_errors_say_where(where: dict[str, object], expected: str) -> N
     error = ProtocolError("too short", **where)  # type: ignore[arg-type]
     assert str(error) == expected
     assert (error.offset, error.tag) == (where.get("offset"), where.get("tag"))
+
+
+@pytest.mark.parametrize("kind", CLASSES.values())
+def test_errors_can_be_pickled(kind: type[SubscriberError]) -> None:
+    error = kind("text\x07", hint="do this", sqlstate="55000") if kind is not ProtocolError else kind("text", offset=3, tag="I")
+    error.add_note("while that was done")
+    error.also.append(TargetError("another", hint="and this"))
+    found = pickle.loads(pickle.dumps(error))
+    assert type(found) is kind
+    assert found.one_line() == error.one_line()
+    assert {**vars(found), "also": None} == {**vars(error), "also": None}

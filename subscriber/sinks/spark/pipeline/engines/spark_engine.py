@@ -20,12 +20,11 @@ import heapq
 import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
-from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.files.file_errors import AccessDenied, DamagedFile, StorageFull, UnsupportedValues
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.folding import deleted_flag
@@ -167,7 +166,7 @@ class SparkEngine(Engine):
             return []
         location = self._location
 
-        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | None, _Failure | None]]:
+        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | SubscriberError]]:
             return _run_pack(location, function, pack)
 
         try:
@@ -180,7 +179,7 @@ class SparkEngine(Engine):
             found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
-        outcomes: dict[int, Any] = {number: result if failure is None else failure.error() for number, result, failure in found}
+        outcomes: dict[int, _Result | SubscriberError] = dict(found)
         return [outcomes[number] for number in range(len(items))]
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
@@ -280,37 +279,13 @@ def _is_mergeable(work: TableRound) -> bool:
     return keyed and plain and _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
 
 
-_KINDS: Final = (TargetUnavailable, AccessDenied, StorageFull, UnsupportedValues, DamagedFile)
-"""Errors on executors that are distinguished from others."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An error on an executor. Errors themselves cannot all be pickled."""
-
-    kind: type[TargetError]
-    text: str
-    hint: str | None
-    damaged: str = ""
-
-    def error(self) -> TargetError:
-        found = DamagedFile("", self.damaged, self.text) if self.kind is DamagedFile else self.kind(self.text)
-        found.hint = self.hint
-        return found
-
-
 def _run_pack(
     location: Location, function: Callable[[Storage, _Item], _Result], pack: Sequence[tuple[int, _Item]]
-) -> Iterator[tuple[int, _Result | None, _Failure | None]]:
+) -> Iterator[tuple[int, _Result | SubscriberError]]:
     """Call a function on an executor. Return for each item its number, and its result or the error."""
     storage = Storage.open(location)
     try:
         for number, item in pack:
-            outcome = attempt(function, storage, item)
-            if isinstance(outcome, SubscriberError):
-                kind = next((one for one in _KINDS if isinstance(outcome, one)), TargetError)
-                yield number, None, _Failure(kind, str(outcome), outcome.hint, outcome.path if isinstance(outcome, DamagedFile) else "")
-            else:
-                yield number, outcome, None
+            yield number, attempt(function, storage, item)
     finally:
         forget_jars()
