@@ -33,7 +33,6 @@ from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS
 from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
 from subscriber.sinks.spark.tables.lake_columns import ADDED, is_without_zone, with_comments
-from subscriber.sinks.spark.tables.log_durability import sync_added, sync_log
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated, with_deletion_vectors
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
@@ -290,12 +289,12 @@ class LakeDelta(DeltaReader):
             return
         # a killed process of ours leaves at most its last commit; other writers make a few at once
         since = self._durable if self._durable >= 0 else max(self.version - _LAST_COMMITS, -1)
-        sync_added(self._storage, self.directory, self._log, since, self.version)
+        self._log.sync_added(since, self.version)
         self._sync_log(since)
 
     def _sync_log(self, since: int | None = None) -> None:
         since, version = self._durable if since is None else since, self.version
-        sync_log(self._storage, self.directory, since, version)
+        self._log.sync(since, version)
         self._durable = version
         if version // _CHECKPOINT_VERSIONS > max(since, 0) // _CHECKPOINT_VERSIONS:
             with self._translated():

@@ -1,5 +1,9 @@
 """The files of a Delta table, from its log: each with its ``add`` action, which includes its deletion vector. delta-rs does not tell these.
 
+Neither delta-rs nor Spark fsyncs what it writes on a local file system. So this module makes commits durable, with what they depend on: the
+files that a commit adds, the commit, its checksums, and each checkpoint in any of its forms: one file, parts, or a file with a UUID and its
+sidecars. ``_last_checkpoint`` comes after the checkpoint that it names.
+
 Source: Delta protocol, Delta Log Entries, Checkpoints, and Action Reconciliation.
 """
 
@@ -20,12 +24,13 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
 from subscriber.sinks.spark.tables.table_errors import DamagedTable, TableStopped
 
-__all__ = ["LOG", "SIDECARS", "TableFile", "TableLog", "changes_rows", "checkpoint_version", "has"]
+__all__ = ["LOG", "TableFile", "TableLog", "changes_rows", "has"]
 
 LOG: Final = "_delta_log"
-SIDECARS: Final = "_sidecars"
+_SIDECARS: Final = "_sidecars"
 """Its directory with parts of checkpoints."""
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(?:parquet|json)")
+_CHECKSUM: Final = "crc"
 _COLUMNS: Final = ("add", "remove", "sidecar")
 _MAPS: Final = ("partitionValues", "tags")
 
@@ -153,7 +158,7 @@ class TableLog:
                 rows = file.read(columns=there).to_pylist() if there else []
         for row in rows:
             if row.get("sidecar") is not None:
-                yield from self._checkpoint(f"{self._directory}/{LOG}/{SIDECARS}/{row['sidecar']['path']}")
+                yield from self._checkpoint(f"{self._directory}/{LOG}/{_SIDECARS}/{row['sidecar']['path']}")
             elif row.get("add") is not None:
                 yield {"add": _action(row["add"])}
             elif row.get("remove") is not None:
@@ -179,11 +184,31 @@ class TableLog:
         """Forget files of deletion vectors that were removed before a time, in milliseconds."""
         self.removed = {name: since for name, since in self.removed.items() if since >= before}
 
+    def sync_added(self, since: int, version: int) -> None:
+        """Fsync the files that the commits after a version add to the table, and its directory."""
+        for number in range(since + 1, version + 1):
+            added = [action[kind] for action in self.actions(number) or () for kind in ("add", "cdc") if kind in action]
+            files = {unquote(action["path"]) for action in added}
+            files.update(DeletionVector.from_json(action["deletionVector"]).file or "" for action in added if action.get("deletionVector"))
+            self._storage.sync((f"{self._directory}/{path}" for path in files - {""}), missing_ok=True)
+        self._storage.sync([self._directory])
 
-def checkpoint_version(name: str) -> int | None:
-    """The version of the checkpoint that a file of a log belongs to. None: it belongs to none."""
-    match = _CHECKPOINT.fullmatch(name)
-    return int(match[1]) if match is not None else None
+    def sync(self, since: int, version: int) -> None:
+        """Fsync the commits after a version, and the checkpoints. Does nothing in an object store."""
+        storage, log = self._storage, f"{self._directory}/{LOG}"
+        if storage.root is None:
+            return
+        names = [f"{number:020d}.{ending}" for number in range(since + 1, version + 1) for ending in ("json", _CHECKSUM)]
+        known = [(file.name, match) for file in storage.files(log) if (match := _CHECKPOINT.fullmatch(file.name)) is not None]
+        checkpoints = [name for name, match in known if int(match[1]) > since]
+        sidecars = storage.files(f"{log}/{_SIDECARS}") if checkpoints else []
+        storage.sync((f"{log}/{_SIDECARS}/{file.name}" for file in sidecars), missing_ok=True)
+        if sidecars:
+            storage.sync([f"{log}/{_SIDECARS}"])
+        for name in (*names, *checkpoints, "_last_checkpoint"):
+            # Spark writes a checksum file for each file, and relies on it
+            storage.sync([f"{log}/{name}", f"{log}/.{name}.{_CHECKSUM}"], missing_ok=True)
+        storage.sync([log])
 
 
 def _complete(names: list[str]) -> list[str]:
