@@ -21,6 +21,7 @@ from tests.support.database import Database
 __all__ = ["Alterer", "History", "Reader"]
 
 _ROWS: Final = 30
+_SELDOM: Final = 0.02
 _COLUMNS: Final = "id int NOT NULL, u int, w int NOT NULL, n numeric NOT NULL, name {text} NOT NULL, v text"
 _READ: Final = "id, u, w, n, name, v"
 _KEYS: Final = (
@@ -74,12 +75,14 @@ class History:
     Attributes:
         digests: the state after each transaction, by its number.
         schema: SQL of the publisher's tables.
+        two_phase: whether some transactions are prepared.
     """
 
     def __init__(self, publisher: Database, target: Database, rng: random.Random, *, rows: int = _ROWS, most: int = 6) -> None:
         self.publisher = publisher
         self.target = target
         self.rows = rows
+        self.two_phase = publisher.version >= _SINCE and rng.random() < 0.5
         self.digests: list[str] = []
         self._rng = rng
         self._most = most
@@ -116,6 +119,7 @@ class History:
         publisher.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(['log', *names])}{root}")
         contents = [_content(name, _READ) for name in self.tables] + [_content(name) for name in ("free", "noted", "notes")]
         self.digest = f"SELECT md5(concat_ws('/', {', '.join(contents)}))"
+        publisher.execute(f"ALTER DATABASE {publisher.name} SET logical_decoding_work_mem = '64kB'")
         self._session = publisher.connect()
 
     def close(self) -> None:
@@ -134,7 +138,11 @@ class History:
                 self._session.execute("ROLLBACK")
                 continue
             ((digest,),) = self._session.execute(self.digest.encode()).fetchall()
-            self._session.execute("COMMIT")
+            if self.two_phase and self._rng.random() < _SELDOM:
+                self._session.execute(f"PREPARE TRANSACTION '{self.publisher.name}'".encode())
+                self._session.execute(f"COMMIT PREPARED '{self.publisher.name}'".encode())
+            else:
+                self._session.execute("COMMIT")
             self.digests.append(digest)
 
     def _change(self) -> None:
@@ -149,7 +157,10 @@ class History:
         rng, number = self._rng, self._rng.randrange
         table = rng.choice(self.tables)
         one, other, value = number(self.rows), number(self.rows), number(self.rows)
-        if rng.random() < 0.02:
+        if rng.random() < _SELDOM / 4:
+            # streamed before its end
+            return f"INSERT INTO free SELECT g, repeat('{value}', 100) FROM generate_series(1, 500) AS g"
+        if rng.random() < _SELDOM:
             noted = (
                 f"INSERT INTO noted VALUES ({one})",
                 f"UPDATE noted SET v = '{value}' WHERE id < {one}",

@@ -28,8 +28,9 @@ from subscriber.sinks.postgres.parallel.keys import GroupKeys
 from subscriber.sinks.postgres.parallel.pace import Pace
 from subscriber.subscription.cutover.cutover import cutover
 from subscriber.subscription.cutover.options import CutoverOptions
+from subscriber.testing.server import EmbeddedServer
 from subscriber.transaction.model import Transaction
-from tests.support.database import Database
+from tests.support.database import Database, ServerAddress, fresh_database
 from tests.support.managed import catch_up, create, launched
 from tests.support.observation import all_ready, until
 from tests.support.prefixes import Alterer, History, Reader
@@ -105,9 +106,15 @@ async def check(publisher: Database, target: Database, seed: int, *, planted: bo
     rng = random.Random(seed)
     history = History(publisher, target, rng)
     reader, alterer = Reader(history), Alterer(history, rng)
-    print(f"seed {seed}", history.schema)
+    options: dict[str, Any] = {
+        "binary": rng.random() < 0.3,
+        "synchronous_commit": rng.choice(("off", "local")),
+        "streaming": rng.choice(("on", "parallel")),
+        "two_phase": history.two_phase,
+    }
+    print(f"seed {seed}", options, history.schema)
     try:
-        async with behind(publisher, target, lambda: history.write(TRANSACTIONS)) as found:
+        async with behind(publisher, target, lambda: history.write(TRANSACTIONS), **options) as found:
             subscription, end = found.subscription, publisher.current_lsn()
             with reader.running(), alterer.running() if altered else contextlib.nullcontext():
                 if planted:
@@ -120,6 +127,7 @@ async def check(publisher: Database, target: Database, seed: int, *, planted: bo
                 assert target.value(history.digest) == history.digests[-1], history.schema
                 statistics = subscription.status.statistics
                 assert (statistics.confl_update_missing, statistics.confl_delete_missing) == (0, 0)
+                assert (statistics.confl_update_origin_differs, statistics.confl_delete_origin_differs) == (0, 0)
     finally:
         history.close()
     print(f"seed {seed}: {len(reader.seen)} states of {len(history.digests)}, {alterer.done} alterations")
@@ -136,6 +144,16 @@ async def test_a_reader_sees_prefixes(publisher_db: Database, any_target_db: Dat
     assert await check(publisher_db, any_target_db, secrets.randbelow(10**6)) is None
     print(counts.committed, counts.failed)
     assert counts.committed
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(180)
+async def test_a_target_that_knows_origins(publisher18_db: Database, make_server: Callable[..., EmbeddedServer]) -> None:
+    """With commit timestamps, each change looks who changed its row last: the sessions count as one."""
+    server = make_server(18, track_commit_timestamp="on")
+    for _ in range(5):
+        with fresh_database(ServerAddress(server.dsn(), 18), "tgt") as target, fresh_database(publisher18_db.server, "pub") as publisher:
+            assert await check(publisher, target, secrets.randbelow(10**6)) is None
 
 
 @pytest.mark.timeout(180)
