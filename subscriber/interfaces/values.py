@@ -385,10 +385,9 @@ class ApplyStatistics:
 
     def add(self, more: ApplyStatistics) -> None:
         """Add other counters to these."""
-        for each in fields(more):
-            added = getattr(more, each.name)
-            if isinstance(added, int):
-                setattr(self, each.name, getattr(self, each.name) + added)
+        for name in _COUNTERS:
+            if added := getattr(more, name):
+                setattr(self, name, getattr(self, name) + added)
         self.skipped_tables |= more.skipped_tables
         for name, changes in more.tables.items():
             self.tables[name] = self.tables.get(name, 0) + changes
@@ -399,3 +398,7 @@ class ApplyStatistics:
     def changes(self) -> int:
         """The number of all changes."""
         return self.inserts + self.updates + self.deletes + self.truncates
+
+
+_COUNTERS: Final = tuple(each.name for each in fields(ApplyStatistics) if each.type == "int")
+"""The counters that are not by table. They are found once, because each batch is added."""

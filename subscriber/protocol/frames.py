@@ -132,7 +132,7 @@ def drain(
     messages: list[bytes],
     size: int,
     reads: int,
-) -> bool:
+) -> tuple[bool, int]:
     """Add the CopyData messages that have arrived to a list.
 
     Args:
@@ -143,7 +143,7 @@ def drain(
         reads: end after so many reads that brought no message.
 
     Returns:
-        Whether the stream has ended.
+        Whether the stream has ended, and how many bytes were added.
     """
     left: cython.Py_ssize_t = size
     fruitless: cython.Py_ssize_t = 0
@@ -158,13 +158,13 @@ def drain(
             left -= count
             fruitless = 0
         elif count < 0:
-            return True
+            return True, size - left
         elif fruitless < reads:
             fruitless += 1
             consume_input()
         else:
             break
-    return False
+    return False, size - left
 
 
 def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[bytes]:

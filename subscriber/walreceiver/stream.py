@@ -81,7 +81,7 @@ class WalSenderStream:
         if self._failure is not None:
             return messages
         try:
-            if drain(self._pgconn.get_copy_data, self._pgconn.consume_input, messages, _DRAIN_BYTES, self._reads):
+            if drain(self._pgconn.get_copy_data, self._pgconn.consume_input, messages, _DRAIN_BYTES, self._reads)[0]:
                 self._failure = self._ended()
         except psycopg.Error as error:
             self._failure = connection_lost(error)

@@ -139,8 +139,8 @@ class SnapshotReader(Session):
         try:
             while True:
                 # a busy publisher has sent more by now, and to wait for the socket costs as much as a hundred rows: so it reads once first
-                ended = drain(self.pgconn.get_copy_data, self.pgconn.consume_input, messages, missing, 1)
-                missing = _CHUNK_BYTES - sum(map(len, messages))
+                ended, size = drain(self.pgconn.get_copy_data, self.pgconn.consume_input, messages, missing, 1)
+                missing -= size
                 if ended or missing <= 0:
                     return messages, ended
                 await self.more()
