@@ -385,9 +385,9 @@ class ApplyStatistics:
 
     def add(self, more: ApplyStatistics) -> None:
         """Add other counters to these."""
-        for name in _COUNTERS:
-            if added := getattr(more, name):
-                setattr(self, name, getattr(self, name) + added)
+        for counter in _COUNTERS:
+            if added := getattr(more, counter):
+                setattr(self, counter, getattr(self, counter) + added)
         self.skipped_tables |= more.skipped_tables
         for name, changes in more.tables.items():
             self.tables[name] = self.tables.get(name, 0) + changes
