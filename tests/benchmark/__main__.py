@@ -33,6 +33,8 @@ BENCHMARKS: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Given], list[
     "postgres": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "ROUNDS", "JSON", "DOCS", "RELAY"), _postgres),
     "landing": ("postgres", ("VERSION", "ROWS", "WORKLOAD", "ROUNDS", "JSON"), lambda given: [*_postgres(given), "--landing"]),
     "path": ("postgres.path", ("ROWS",), lambda given: _positional(given, ROWS="0")),
+    "sets": ("postgres.sets", ("ROWS",), lambda given: _positional(given, ROWS="0")),
+    "pgcopydb": ("followers", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "spark": ("spark", ("ROWS", "WORKLOAD", "ENGINE", "SECONDS"), lambda given: _options(given, "ROWS", "WORKLOAD", "ENGINE", "SECONDS")),
     "migration": ("migration", ("ROWS",), lambda given: _positional(given, ROWS="0")),
     "recover": ("recover", ("ROWS",), lambda given: _positional(given, ROWS="0")),

@@ -10,7 +10,7 @@ from typing import Final
 
 from subscriber.testing.server import EmbeddedServer
 
-__all__ = ["Cluster", "peak_memory", "tree_cpu"]
+__all__ = ["Cluster", "peak_memory", "tree", "tree_cpu"]
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -32,12 +32,12 @@ def _read(pid: int) -> _Process:
     return _Process((user + system) / _TICKS, (user_children + system_children) / _TICKS)
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     """A process and its descendants."""
     found = [pid]
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            found += [process for child in children.read_text().split() for process in _tree(int(child))]
+            found += [process for child in children.read_text().split() for process in tree(int(child))]
     return found
 
 
@@ -45,7 +45,7 @@ def tree_cpu(root: int) -> float:
     """Seconds of a process and its descendants, including those that have ended."""
     while True:
         ended = _read(root).ended
-        processes = list(map(_read, _tree(root)))
+        processes = list(map(_read, tree(root)))
         # a child that ended meanwhile would count twice
         if processes[0].ended == ended:
             return sum(process.own + process.ended for process in processes)
@@ -53,7 +53,7 @@ def tree_cpu(root: int) -> float:
 
 def peak_memory(root: int) -> int:
     """Bytes of resident memory: the sum of the peaks of a process and its descendants that live."""
-    return sum(map(_peak, _tree(root)))
+    return sum(map(_peak, tree(root)))
 
 
 def _peak(pid: int) -> int:
