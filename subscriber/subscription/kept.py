@@ -6,26 +6,30 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 from subscriber.apply.retry import Backoff, policy
 from subscriber.config import Settings
-from subscriber.errors import SubscriberError, SubscriptionChanged
-from subscriber.interfaces import Retry
+from subscriber.errors import SubscriberError, SubscriptionChanged, SubscriptionInUse, TargetUnavailable
+from subscriber.interfaces import Retry, WorkerDetails, WorkerState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.subscription import Subscription
+from subscriber.subscription.targets import open_catalog
 
-__all__ = ["keep_running", "wait"]
+__all__ = ["details_of", "keep_running", "note_error", "wait"]
 
 _log = logging.getLogger(__name__)
+
+_NOTE_SECONDS: Final = 2.0
 
 
 async def keep_running(
     subscription: Subscription,
     settings: Settings,
     stopping: asyncio.Event,
-    failed: Callable[[SubscriberError, Retry | None], None] = lambda error, retry: None,
+    failed: Callable[[SubscriberError, Retry | None], Awaitable[None]],
 ) -> SubscriberError | None:
     """Run a subscription until it is stopped. A transient error is retried almost at once, others as PostgreSQL's launcher does.
 
@@ -54,15 +58,35 @@ async def keep_running(
             failures += 1
             reaction = policy(error)
             if subscription.disabled_by is not None:
-                failed(error, None)
+                await failed(error, None)
                 return error
-            pause = backoff.pause(reaction)
-            failed(error, Retry(error.one_line(), failures, time.time() + pause))
-            text = error.one_line()
+            pause, text = backoff.pause(reaction), error.one_line()
+            subscription.note_retry(retry := Retry(text, failures, time.time() + pause))
             fields = error_fields(error, subscription=subscription.name, attempt=failures)
             errors.tell(reaction.level, text, f'subscription "{subscription.name}": {text}; next attempt in {pause:.1f} s', fields)
+            await failed(error, retry)
             await wait(stopping, pause)
     return None
+
+
+def details_of(subscription: Subscription, retry: Retry) -> str:
+    """What the catalog shows of a subscription between two runs."""
+    return WorkerDetails(state=WorkerState.RETRYING, retry=retry, left_out=subscription.status.left_out).to_json()
+
+
+async def note_error(subscription: Subscription, target: str, error: SubscriberError, retry: Retry | None) -> None:
+    """Let the catalog show an error of a run, which had no session with the target to report it. Only if the target answers at once."""
+    if isinstance(error, TargetUnavailable | SubscriptionInUse):
+        return
+    with contextlib.suppress(SubscriberError, OSError):  # OSError: also TimeoutError
+        async with asyncio.timeout(_NOTE_SECONDS):
+            catalog = await open_catalog(target, "subscriber run")
+            try:
+                for each in await catalog.subscriptions():
+                    if each.name == subscription.name:
+                        await catalog.note_error(each.oid, error.one_line(), None if retry is None else details_of(subscription, retry))
+            finally:
+                await catalog.close()
 
 
 async def wait(event: asyncio.Event, seconds: float) -> None:

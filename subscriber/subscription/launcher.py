@@ -26,8 +26,8 @@ from subscriber.errors import (
     SubscriptionInUse,
     TargetError,
 )
-from subscriber.interfaces import Retry, TableName, WorkerDetails, WorkerState
-from subscriber.subscription.kept import keep_running, wait
+from subscriber.interfaces import Retry, TableName
+from subscriber.subscription.kept import details_of, keep_running, wait
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import open_catalog
 
@@ -257,10 +257,7 @@ class Launcher:
 
     def _note(self, definition: Definition, error: SubscriberError, worker: _Worker | None = None) -> None:
         """Record an error of a run whose sink may not be able to report it. :meth:`_follow` writes it. ``worker``: the run is retried."""
-        details: str | None = None
-        if worker is not None:
-            left_out = worker.subscription.status.left_out
-            details = WorkerDetails(state=WorkerState.RETRYING, retry=worker.retry, left_out=left_out).to_json()
+        details = details_of(worker.subscription, worker.retry) if worker is not None and worker.retry is not None else None
         self._errors[definition.oid] = error.one_line(), details
         self._noted.set()
 
@@ -268,10 +265,9 @@ class Launcher:
         """Run one subscription until it is stopped. The launcher starts a new generation as soon as the subscription is free."""
         definition = worker.definition
 
-        def failed(error: SubscriberError, retry: Retry | None) -> None:
+        async def failed(error: SubscriberError, retry: Retry | None) -> None:
             if retry is not None:
                 worker.retry = retry
-                worker.subscription.note_retry(retry)
             self._note(definition, error, worker if retry is not None else None)
 
         error = await keep_running(worker.subscription, self._settings, worker.stopping, failed)

@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from subscriber.apply.progress import CopyProgress
@@ -23,7 +24,7 @@ from subscriber.errors import SubscriberError, SubscriptionChanged
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.configured import options_of, settings_of, subscription_of, url_of
-from subscriber.subscription.kept import keep_running, wait
+from subscriber.subscription.kept import keep_running, note_error, wait
 from subscriber.subscription.launcher import Launcher
 from subscriber.subscription.subscription import Subscription
 
@@ -218,8 +219,10 @@ class Service:
         if isinstance(worker.subject, Launcher):
             await self._keep_launcher(key, worker)
             return
+        assert worker.unit.subscription is not None
+        failed = partial(note_error, worker.subject, url_of(worker.unit.subscription.target))
         while True:
-            error = await keep_running(worker.subject, worker.unit.settings, worker.stopping)
+            error = await keep_running(worker.subject, worker.unit.settings, worker.stopping, failed)
             if not isinstance(error, SubscriptionChanged):
                 break
         if error is not None:

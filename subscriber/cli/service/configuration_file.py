@@ -8,13 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.config.suggestion import suggestion
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from subscriber.config.file.configuration import Configuration
 
-__all__ = ["VARIABLE", "add_config_argument", "chosen", "configuration_of", "load", "reload", "target_urls"]
+__all__ = [
+    "VARIABLE",
+    "add_config_argument",
+    "add_located_arguments",
+    "chosen",
+    "configuration_of",
+    "connections_of",
+    "load",
+    "locate",
+    "reload",
+    "target_urls",
+]
 
 VARIABLE: Final = "SUBSCRIBER_CONFIG"
 _MOST_BYTES: Final = 16 * 1024**2
@@ -117,6 +129,50 @@ def target_urls(args: argparse.Namespace) -> list[str]:
     used = [each.target for each in configuration.subscriptions.values() if not args.names or each.name in args.names]
     targets = used if used and args.names else [*configuration.targets.values(), *used]
     return list(dict.fromkeys(url_of(target) for target in targets))
+
+
+def connections_of(args: argparse.Namespace, target: str) -> Mapping[str, str]:
+    """The connection strings of the file's subscriptions that have this target, by name: the target does not store them."""
+    if args.configuration is None:
+        return {}
+    from subscriber.subscription.configured import connection_of, url_of  # noqa: PLC0415
+
+    found = args.configuration.subscriptions.values()
+    return {each.name: connection_of(each) for each in found if url_of(each.target) == target}
+
+
+def add_located_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add ``NAME``, ``--target`` and ``--config`` of a verb that works with one subscription. :func:`locate` completes them."""
+    add_name_argument(parser)
+    add_target_argument(parser, required=False)
+    add_config_argument(parser)
+    parser.set_defaults(usage=parser.error)
+
+
+def locate(args: argparse.Namespace) -> None:
+    """Take the target of the subscription NAME from the configuration file, and its publisher for a verb that has ``--connection``.
+
+    Raises:
+        ConfigurationError: the file does not say which target it is.
+    """
+    if args.configuration is None:
+        if args.target is None:
+            args.usage("one of --target and --config is required")
+        return
+    from subscriber.subscription.configured import connection_of, url_of  # noqa: PLC0415
+
+    configuration: Configuration = args.configuration
+    found = configuration.subscriptions.get(args.name)
+    if found is not None:
+        args.target = url_of(found.target)
+        if not getattr(args, "stores_connection", False):
+            args.connection = connection_of(found)
+        return
+    # one of a catalog
+    launched = [each for each in configuration.targets.values() if each.launcher]
+    if len(launched) != 1:
+        chosen(configuration, [args.name])
+    args.target = url_of(launched[0])
 
 
 def _secret(reference: str, environment: Mapping[str, str]) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_parameters_argument, add_settings_argument, add_target_argument, lsn
+from subscriber.cli.options import add_parameters_argument, add_settings_argument, lsn
+from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import ALTERABLE, BOOLEAN, LIVE, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
@@ -26,8 +27,7 @@ _PUBLISHING: Final = {**_REFRESHING, "refresh": Option(default=True, type=BOOLEA
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = "Like ALTER SUBSCRIPTION. Stops the subscription's worker; the launcher starts it again afterwards."
-    add_name_argument(parser)
-    add_target_argument(parser)
+    add_located_arguments(parser)
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument("--enable", action="store_true", help="let the launcher run the subscription")
     forms.add_argument("--disable", action="store_true", help="stop the subscription")
@@ -74,6 +74,7 @@ def _table(text: str) -> TableName:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    locate(args)
     whole: list[tuple[str, bool, Callable[..., Awaitable[None]]]] = [
         ("--reset-stats", args.reset_stats, reset_subscription_stats),
         ("--accept-target", args.accept_target, accept_target),

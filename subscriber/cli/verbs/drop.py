@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_settings_argument, add_target_argument
+from subscriber.cli.options import add_settings_argument
+from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import Settings
 from subscriber.subscription.management.drop import drop_subscription
 
@@ -15,8 +16,7 @@ __all__ = ["add_arguments"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = "Like DROP SUBSCRIPTION: stops the worker and drops the slots, also those of unfinished copies. The rows stay."
-    add_name_argument(parser)
-    add_target_argument(parser)
+    add_located_arguments(parser)
     parser.add_argument(
         "-P",
         "--connection",
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    locate(args)
     await drop_subscription(args.name, target=args.target, connection=args.connection, settings=Settings.parse(args.settings))
     confirm(args, f'dropped subscription "{args.name}"')
     return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_settings_argument, add_target_argument
+from subscriber.cli.options import add_settings_argument
 from subscriber.cli.output import emit
+from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import Settings
 from subscriber.subscription.management.recover import recover
 
@@ -20,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " create a new slot, compare all tables with the publisher, and write only what differs. Readers never see an empty table."
         " A lake copies its tables into new versions."
     )
-    add_name_argument(parser)
-    add_target_argument(parser)
+    add_located_arguments(parser)
     parser.add_argument(
         "-P",
         "--connection",
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    locate(args)
     found = await recover(
         args.name,
         target=args.target,

@@ -12,7 +12,7 @@ from typing import Final
 from subscriber.cli.monitoring import MaxLag, Severity, conclude, judge, line
 from subscriber.cli.options import add_target_argument
 from subscriber.cli.output import complain, emit, say
-from subscriber.cli.service.configuration_file import add_config_argument, target_urls
+from subscriber.cli.service.configuration_file import add_config_argument, connections_of, target_urls
 from subscriber.cli.signals import clean_end
 from subscriber.cli.status_text import describe
 from subscriber.errors import SubscriberError, TargetError
@@ -77,7 +77,8 @@ async def _statuses(args: argparse.Namespace) -> tuple[list[SubscriptionStatus],
         return await subscription_status(urls[0], args.names), []
     found: list[SubscriptionStatus] = []
     errors: list[SubscriberError] = []
-    for result in await asyncio.gather(*map(subscription_status, urls), return_exceptions=True):
+    asked = [subscription_status(url, connections=connections_of(args, url)) for url in urls]
+    for result in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(result, SubscriberError):
             errors.append(result)
         elif isinstance(result, BaseException):

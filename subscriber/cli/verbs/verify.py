@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 import subscriber
-from subscriber.cli.options import add_name_argument, add_target_argument
 from subscriber.cli.output import complain, emit, say
+from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 from subscriber.printable import counted, printable
@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Compares the tables of a running subscription with the publisher's, both as of one LSN. Apply is held only until the snapshots are"
         " open. Exit status 1 if a table differs or could not be compared."
     )
-    add_name_argument(parser)
-    add_target_argument(parser)
+    add_located_arguments(parser)
     parser.add_argument(
         "-P",
         "--connection",
@@ -108,6 +107,7 @@ class _ProgressLines:
 
 
 async def _execute(args: argparse.Namespace) -> int:
+    locate(args)
     if args.dry_run and not args.repair:
         raise ConfigurationError("--dry-run belongs to --repair", hint="verify changes nothing without --repair")
     if args.repair:

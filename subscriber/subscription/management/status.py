@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["State", "SubscriptionStatus", "reset_subscription_stats", "subscription_status"]
 
 _PUBLISHER_SECONDS: Final = 5.0
+_NO_CONNECTIONS: Final[Mapping[str, str]] = {}
 
 
 class State(StrEnum):
@@ -92,12 +93,15 @@ class SubscriptionStatus:
         return self.observation.details.retry if self.state is State.RETRYING else None
 
 
-async def subscription_status(target: str, names: Sequence[str] = ()) -> list[SubscriptionStatus]:
+async def subscription_status(
+    target: str, names: Sequence[str] = (), connections: Mapping[str, str] = _NO_CONNECTIONS
+) -> list[SubscriptionStatus]:
     """Read the status of a target's subscriptions.
 
     Args:
         target: URL or conninfo of the target.
         names: only these subscriptions. Empty: all.
+        connections: connection strings of the publishers that the catalog does not have, by the names of the subscriptions.
 
     Raises:
         TargetError: the target cannot be read, or one of ``names`` does not exist. A publisher that fails is reported in the result.
@@ -108,18 +112,19 @@ async def subscription_status(target: str, names: Sequence[str] = ()) -> list[Su
             raise TargetError(
                 f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
             )
-    return list(await asyncio.gather(*(_status(found[name]) for name in names or found)))
+    return list(await asyncio.gather(*(_status(found[name], connections.get(name)) for name in names or found)))
 
 
-async def _status(observation: Observation) -> SubscriptionStatus:
+async def _status(observation: Observation, conninfo: str | None) -> SubscriptionStatus:
     slot, problem = None, None
     definition = observation.definition
-    if definition.conninfo is not None and definition.slot_name is not None:
+    conninfo = definition.conninfo or conninfo
+    if conninfo is not None and definition.slot_name is not None:
         from subscriber.walreceiver.slot_status import observe_slot  # noqa: PLC0415 -- otherwise status need not load libpq
 
         try:
             async with asyncio.timeout(_PUBLISHER_SECONDS):
-                slot = await observe_slot(definition.conninfo, definition.slot_name, application_name="subscriber status")
+                slot = await observe_slot(conninfo, definition.slot_name, application_name="subscriber status")
         except SubscriberError as error:
             problem = error.one_line()
         except TimeoutError:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.support.database import Database
+from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import Program, running, subscriber
 
 SECRET = "not-in-any-log"
@@ -98,3 +98,43 @@ def wait_for_line(program: Program, log: Path, text: str) -> None:
     while not log.exists() or text not in log.read_text():
         assert time.monotonic() < deadline, (log.exists() and log.read_text(), program.errors)
         time.sleep(0.02)
+
+
+def test_lost_slot_is_shown_and_repaired_by_name(publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+    # the bug was that status said "not running", and nothing of the slot; recover needed the strings of the file, passwords too
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher18_db.execute("INSERT INTO t VALUES (1); CREATE PUBLICATION pub FOR TABLE t")
+    name, file = f"own_{publisher18_db.name}", tmp_path / "subscriber.toml"
+    file.write_text(
+        f'[targets.copy]\nurl = "env:TARGET"\n[subscriptions.{name}]\nconnection = "env:PUBLISHER"\npublications = ["pub"]\ntarget = "copy"'
+    )
+    env = {"TARGET": target_db.dsn, "PUBLISHER": publisher18_db.dsn, "SUBSCRIBER_CONFIG": str(file)}
+
+    def status(wanted: str) -> dict[str, Any]:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            (found,) = json.loads(subscriber("status", "--json", env=env).output)["subscriptions"]
+            if found["state"] == wanted:
+                return dict(found)
+            assert time.monotonic() < deadline, found
+
+    quick = ("-c", "wal_retrieve_retry_interval=2s")
+    with running("run", *quick, env=env) as program:
+        assert status("running")["slot"]["wal_status"] == "reserved"
+        program.send(signal.SIGTERM)
+        assert program.ended().status == 0
+    publisher18_db.execute(f"SELECT pg_drop_replication_slot('{name}'); INSERT INTO t VALUES (2)")
+    wrong = subscriber("recover", "other", env=env)
+    assert (wrong.status, 'has no subscription "other"' in wrong.errors) == (1, True)
+    with running("run", *quick, env=env):
+        assert "`subscriber recover NAME`" in status("retrying")["retry"]["error"]
+        done = subscriber("recover", name, env=env)
+        assert done.status == 0, done
+        target_db.wait("SELECT count(*) FROM t", 2)
+        status("running")
+        assert subscriber("verify", name, env=env).status == 0
+        assert subscriber("alter", name, "--resync", "public.t", env=env).status == 0
+        status("running")
+    assert subscriber("drop", name, env=env).status == 0
+    assert publisher18_db.value(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{name}'") == 0
