@@ -115,6 +115,9 @@ def _states(status: Status) -> dict[str, int]:
 def _parked(status: Status, table: TableName) -> dict[str, Any]:
     entry = status.tables[table]
     text, _, hint = (entry.error or "").partition(" (hint: ")
+    latest = status.latest_error
+    if not hint and latest is not None and latest.hint and text.startswith(" ".join(str(latest).split())):
+        hint = " ".join(latest.hint.split())
     return {
         "table": printable(str(table)),
         "error": printable(text),

@@ -113,7 +113,7 @@ async def test_what_is_wrong_comes_first_and_is_named(caplog: pytest.LogCaptureF
     ]
     assert "3 of 8 need attention" in found
     assert any(line.startswith("The target does not answer: attempt 12 failed") for line in found)
-    assert any(line.startswith("subscriber recover d_slot --target URL") for line in found)
+    assert any(line.startswith("run `subscriber recover d_slot --target URL`: ") for line in found)
     assert any(line.startswith("it is [b]refused") for line in found)
     assert any(line.startswith("Copies wait for copy_window, which opens at ") for line in found)
     assert done.stdout.count("3,000 ready") >= 3

@@ -68,7 +68,7 @@ const named = (found, error) => ({...error, remedy: error.remedy && error.remedy
 function notes(found, now) {
   const made = [], slot = found.slot;
   if (slot && slot.wal_status === "lost") made.push(note(true, "The slot is lost: the publisher has removed WAL that this subscription needs",
-    {text: found.error && found.error.text, remedy: `subscriber recover ${found.name} --target URL: it creates a new slot, compares all tables and writes what differs. So that it does not happen again, raise max_slot_wal_keep_size on the publisher`}));
+    {text: found.error && found.error.text, remedy: `run \`subscriber recover ${found.name} --target URL\`: it creates a new slot, compares all tables and writes what differs. So that it does not happen again, raise max_slot_wal_keep_size on the publisher`}));
   else if (slot && slot.danger) made.push(note(true, "The slot will lose WAL soon", {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
   else if (slot && slot.seconds_until_lost !== null && (slot.seconds_until_lost < 3600 || (slot.seconds_until_lost < 86400 && slot.retained > slot.safe / 4))) made.push(note(slot.seconds_until_lost < 3600,
     `At the present rate, the slot is lost in ${duration(slot.seconds_until_lost)}`, {remedy: "raise max_slot_wal_keep_size on the publisher if its disk has room, and find out why the target does not keep up"}));
@@ -102,12 +102,13 @@ const fact = (name, value, more, tone) => el("div", {class: "fact"}, el("span", 
 
 function facts(found) {
   const slot = found.slot, rates = found.history, last = rates.length ? rates[rates.length - 1] : null;
+  const whole = Object.entries(found.tables).reduce((sum, [state, count]) => state === "left out" ? sum : sum + count, 0);
   const made = [
     fact("Lag", found.lag_seconds === null ? "unknown" : duration(found.lag_seconds), found.lag_bytes === null ? "" : `${size(found.lag_bytes)} of WAL`, found.lag_seconds > 300 ? "bad" : ""),
     fact("Changes", last ? `${number(Math.round(last[2]))}/s` : "…", `${number(found.changes)} since the start`),
     fact("Retained WAL", slot ? size(slot.retained) : "unknown", slot ? `slot ${slot.active ? "active" : "inactive"}, ${slot.wal_status}${slot.safe === null ? "" : `, lost after ${size(slot.safe)} more`}` : "",
       slot && slot.danger ? "bad" : ""),
-    fact("Tables", number(Object.entries(found.tables).reduce((sum, [state, count]) => state === "left out" ? sum : sum + count, 0)), Object.entries(found.tables).map(([state, count]) => `${number(count)} ${state}`).join(", ")),
+    fact("Tables", whole || found.streaming ? number(whole) : "unknown", Object.entries(found.tables).map(([state, count]) => `${number(count)} ${state}`).join(", ")),
   ];
   const conflicts = Object.entries(found.conflicts);
   made.push(fact("Conflicts", number(conflicts.reduce((sum, each) => sum + each[1], 0)), conflicts.map(([name, count]) => `${number(count)} ${name}`).join(", "), conflicts.length ? "warn" : ""));
@@ -131,7 +132,7 @@ function copies(found) {
 
 function chart(title, points, index, format) {
   const known = points.filter(point => point[index] !== null);
-  const largest = Math.max(...known.map(point => point[index]), 0), last = known.length ? known[known.length - 1][index] : null;
+  const largest = Math.max(...known.map(point => point[index]), 0), last = points.length ? points[points.length - 1][index] : null;
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 240 60"); svg.setAttribute("preserveAspectRatio", "none"); svg.setAttribute("aria-hidden", "true");
   if (known.length > 1) {
@@ -141,7 +142,7 @@ function chart(title, points, index, format) {
     svg.append(path);
   }
   const span = known.length > 1 ? duration(known[known.length - 1][0] - known[0][0]) : "";
-  return el("div", {class: "chart"}, el("div", {}, el("span", {}, title), el("strong", {}, last === null ? "" : format(last))), svg,
+  return el("div", {class: "chart"}, el("div", {}, el("span", {}, title), el("strong", {}, points.length ? last === null ? "unknown" : format(last) : "")), svg,
     el("div", {class: "dim"}, el("span", {}, span ? `last ${span}` : "collecting…"), el("span", {}, largest ? `at most ${format(largest)}` : "")));
 }
 
@@ -215,7 +216,8 @@ function draw() {
   $("verdict").className = `badge ${bad || latest.target_error ? "bad" : warn ? "warn" : "good"}`;
   $("verdict").textContent = latest.target_error ? "target unavailable" : bad ? `${bad} of ${all.length} need attention` : warn ? `${warn} of ${all.length} with a warning` : all.length ? "all is well" : "nothing runs";
   document.title = `${bad || latest.target_error ? "✗" : warn ? "!" : "✓"} subscriber`;
-  $("alerts").replaceChildren(...(latest.target_error ? [note(true, "The target's catalog cannot be read", latest.target_error)] : []));
+  const told = latest.target_error && all.some(found => found.retry && found.error && found.error.text === latest.target_error.text);
+  $("alerts").replaceChildren(...(latest.target_error && !told ? [note(true, "The target's catalog cannot be read", latest.target_error)] : []));
   const worst = [...all].sort((one, other) => ORDER.indexOf(verdict(one)[0]) - ORDER.indexOf(verdict(other)[0]));
   $("subscriptions").replaceChildren(...(all.length ? worst.map(card) : [el("p", {class: "dim"}, "No subscription runs. Create one with `subscriber create`.")]));
   $("unlock").hidden = !latest.actions || sessionStorage.getItem("token") !== null;
