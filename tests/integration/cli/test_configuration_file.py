@@ -121,7 +121,7 @@ def test_lost_slot_is_shown_and_repaired_by_name(publisher18_db: Database, targe
 
     quick = ("-c", "wal_retrieve_retry_interval=2s")
     with running("run", *quick, env=env) as program:
-        assert status("running")["slot"]["wal_status"] == "reserved"
+        assert status("running")["publisher"]["wal_status"] == "reserved"
         program.send(signal.SIGTERM)
         assert program.ended().status == 0
     publisher18_db.execute(f"SELECT pg_drop_replication_slot('{name}'); INSERT INTO t VALUES (2)")
