@@ -127,7 +127,7 @@ function copies(found) {
   return el("div", {}, el("h3", {}, "Copies"),
     copy.begin === null ? null : el("p", {}, `Copies wait for copy_window, which opens at ${new Date(copy.begin * 1000).toLocaleString()}, in ${duration(Math.max(copy.begin - latest.time, 0))}.`),
     el("progress", bar),
-    el("div", {class: "dim"}, `${number(copy.rows)}${known ? ` of about ${number(copy.estimated_rows)}` : ""} rows, ${number(copy.rows_per_second)} rows/s, ${number(copy.tables)} of ${number(whole)} tables to do${left}`));
+    el("div", {class: "dim"}, `${number(copy.rows)}${copy.complete && known ? ` of about ${number(copy.estimated_rows)}` : ""} rows, ${number(copy.rows_per_second)} rows/s, ${number(copy.tables)} of ${number(whole)} tables to do${left}`));
 }
 
 function chart(title, points, index, format) {
@@ -212,9 +212,13 @@ function draw() {
   const focused = document.activeElement;
   if (focused && focused.type === "search") return;  // do not take the text field from the user
   const all = latest.subscriptions, tones = all.map(found => verdict(found)[0]);
+  const said = (tone, otherwise) => {
+    const words = new Set(all.map(verdict).filter(each => each[0] === tone).map(each => each[1]));
+    return `${tones.filter(each => each === tone).length} of ${all.length}${words.size === 1 ? `: ${[...words][0]}` : ` ${otherwise}`}`;
+  };
   const bad = tones.filter(tone => tone === "bad").length, warn = tones.filter(tone => tone === "warn").length;
   $("verdict").className = `badge ${bad || latest.target_error ? "bad" : warn ? "warn" : "good"}`;
-  $("verdict").textContent = latest.target_error ? "target unavailable" : bad ? `${bad} of ${all.length} need attention` : warn ? `${warn} of ${all.length} with a warning` : all.length ? "all is well" : "nothing runs";
+  $("verdict").textContent = latest.target_error ? "target unavailable" : bad ? said("bad", "need attention") : warn ? said("warn", "with a warning") : all.length ? "all is well" : "nothing runs";
   document.title = `${bad || latest.target_error ? "✗" : warn ? "!" : "✓"} subscriber`;
   const told = latest.target_error && all.some(found => found.retry && found.error && found.error.text === latest.target_error.text);
   $("alerts").replaceChildren(...(latest.target_error && !told ? [note(true, "The target's catalog cannot be read", latest.target_error)] : []));
