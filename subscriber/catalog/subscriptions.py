@@ -98,7 +98,7 @@ class StoredCatalog(Generic[_Store]):
             except SubscriptionInUse as error:
                 # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(oid, -1)
-                error.hint = "stop the process that runs it with `subscriber run --connection`: such a process does not follow the catalog"
+                error.hint = "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog"
                 raise
             try:
                 await self.store.shut_out(oid)

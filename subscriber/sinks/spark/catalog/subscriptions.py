@@ -212,7 +212,7 @@ class LakeCatalog:
         lock = self._lock(
             _WRITER,
             f'subscription "{name}" is in use by another process',
-            "stop the process that runs it with `subscriber run --connection`: such a process does not follow the catalog",
+            "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog",
         )
         await lock.wait(wait)
         try:
