@@ -89,7 +89,7 @@ function notes(found, now) {
   if (found.relay_log && found.relay_log.failure) made.push(note(true, "Receiving into the relay log has ended", {text: found.relay_log.failure}));
   if (found.limited) made.push(note(false, "Changes wait because of max_apply_rate", {remedy: `if the lag grows, raise it: subscriber alter ${found.name} --target URL -o max_apply_rate=RATE, or in the configuration file`}));
   for (const each of found.parked) made.push(note(false, `Table ${each.table} is parked ${each.since ? `since ${new Date(each.since * 1000).toLocaleString()}` : ""}: its changes are left out`,
-    {text: each.error, remedy: `${each.remedy}; then synchronize the table again: subscriber alter ${found.name} --target URL --resync ${each.table}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
+    {text: each.error, remedy: `${each.remedy}; then synchronize the table again${found.can.includes("resync") ? "" : `: subscriber alter ${found.name} --target URL --resync ${each.table}`}`}, action(found, {action: "resync", table: each.table}, "Synchronize it again")));
   if ((found.tables.parked || 0) > found.parked.length) made.push(note(false, `${found.tables.parked - found.parked.length} more tables are parked: see the tables below`));
   if (found.retrying.length) made.push(note(false, `The synchronization of ${found.retrying.length === 1 ? found.retrying[0].table : `${found.retrying.length} tables or more`} fails and is retried`, {text: found.retrying[0].error}));
   if (found.verified) for (const each of found.verified.differing) made.push(note(true, `Table ${each.table} differs from the publisher's in ${number(each.rows)} rows`,
