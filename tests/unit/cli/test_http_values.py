@@ -18,7 +18,7 @@ from subscriber.cli.http.overview import describe, table_rows
 from subscriber.cli.http.sampler import LARGEST, Largest, Point, Watched
 from subscriber.cli.http.server import ServerThread
 from subscriber.cli.http.subscription_site import SubscriptionSite
-from subscriber.errors import ConfigurationError, TargetUnavailable
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Retry, TableEntry, TableName, TableState
 from subscriber.protocol.lsn import POSTGRES_EPOCH, Lsn
 from subscriber.subscription.run_status import Status, TableCopy
@@ -102,6 +102,11 @@ def test_tables_come_in_pages_with_the_problems_first() -> None:
     overview = describe("many", status, Watched())
     assert overview["tables"] == {"ready": 2999, "parked": 1, "left out": 1}
     assert overview["parked"][0]["remedy"] == "fix it"
+    # what is stored has no hint of its own: it was one of the attempts
+    refused = TableEntry(TableState.PARKED, Lsn(9), error="it is refused; in transaction 7", since=1.0)
+    for latest, remedy in ((TargetError("it is  refused", hint="drop the constraint"), "drop the constraint"), (None, "fix the cause")):
+        shown = describe("one", Status(tables={TABLES[0]: refused}, latest_error=latest), Watched())
+        assert shown["parked"][0]["remedy"] == remedy
     parked = Status(tables=dict.fromkeys(TABLES, entries[TABLES[7]]), left_out=dict.fromkeys(TABLES, "x" * 100))
     watched = Watched()
     for number in range(2000):

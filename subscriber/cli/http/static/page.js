@@ -214,7 +214,8 @@ function draw() {
   const all = latest.subscriptions, tones = all.map(found => verdict(found)[0]);
   const said = (tone, otherwise) => {
     const words = new Set(all.map(verdict).filter(each => each[0] === tone).map(each => each[1]));
-    return `${tones.filter(each => each === tone).length} of ${all.length}${words.size === 1 ? `: ${[...words][0]}` : ` ${otherwise}`}`;
+    const what = words.size === 1 ? `: ${[...words][0]}` : ` ${otherwise}`;
+    return all.length === 1 ? [...words][0] : `${tones.filter(each => each === tone).length} of ${all.length}${what}`;
   };
   const bad = tones.filter(tone => tone === "bad").length, warn = tones.filter(tone => tone === "warn").length;
   $("verdict").className = `badge ${bad || latest.target_error ? "bad" : warn ? "warn" : "good"}`;
