@@ -136,12 +136,12 @@ function chart(title, points, index, format) {
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   svg.setAttribute("viewBox", "0 0 240 60"); svg.setAttribute("preserveAspectRatio", "none"); svg.setAttribute("aria-hidden", "true");
   if (known.length > 1) {
-    const from = known[0][0], span = Math.max(known[known.length - 1][0] - from, 1);
+    const from = points[0][0], span = Math.max(points[points.length - 1][0] - from, 1);
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
     path.setAttribute("d", known.map((point, at) => `${at ? "L" : "M"}${((point[0] - from) / span * 240).toFixed(1)} ${(58 - (largest ? point[index] / largest : 0) * 55).toFixed(1)}`).join(""));
     svg.append(path);
   }
-  const span = known.length > 1 ? duration(known[known.length - 1][0] - known[0][0]) : "";
+  const span = known.length > 1 ? duration(points[points.length - 1][0] - points[0][0]) : "";
   return el("div", {class: "chart"}, el("div", {}, el("span", {}, title), el("strong", {}, points.length ? last === null ? "unknown" : format(last) : "")), svg,
     el("div", {class: "dim"}, el("span", {}, span ? `last ${span}` : "collecting…"), el("span", {}, largest ? `at most ${format(largest)}` : "")));
 }
