@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
-from subscriber.cli.http.sampler import Point, Watched
+from subscriber.cli.http.sampler import Point, Watched, to_copy
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.interfaces import RelayLogDetails, Retry, TableName, TableState
 from subscriber.printable import printable
@@ -129,21 +129,26 @@ def _parked(status: Status, table: TableName) -> dict[str, Any]:
 
 def _copies(status: Status, points: Sequence[Point], now: float) -> dict[str, Any] | None:
     unfinished = [copy for copy in status.copies.values() if not copy.done]
-    waiting = sum(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in status.tables.values())
+    waiting = to_copy(status)
     if not unfinished and not waiting:
         return None
     rows = sum(copy.rows for copy in status.copies.values())
     whole = sum(copy.rows if copy.done else max(copy.estimated_rows or 0, copy.rows) for copy in status.copies.values())
-    before = next((point for point in list(points) if now - point.time <= _RATE_SECONDS and point.copied <= rows), None)
-    rate = 0.0 if before is None or now <= before.time else (rows - before.copied) / (now - before.time)
-    # tables that wait have no estimate yet
+    before = next((point for point in list(points) if 0 < now - point.time <= _RATE_SECONDS and point.copied <= rows), None)
     complete = waiting <= len(unfinished) and all((copy.estimated_rows or 0) > copy.rows for copy in unfinished)
+    rate, seconds_left = 0.0, None
+    if before is not None:
+        seconds, copied = now - before.time, rows - before.copied
+        rate = copied / seconds
+        # tables that wait have no estimate of their rows yet: then each counts the same
+        done, left = (copied, whole - rows) if complete else (before.to_copy - waiting, waiting)
+        seconds_left = left * seconds / done if done > 0 else None
     return {
         "tables": waiting,
         "rows": rows,
         "estimated_rows": whole,
         "rows_per_second": round(rate),
-        "seconds_left": (whole - rows) / rate if complete and rate > 0 else None,
+        "seconds_left": seconds_left,
         "complete": complete,
         "begin": status.copies_begin,
     }

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from subscriber.errors import SubscriberError
-from subscriber.interfaces import TableName
+from subscriber.interfaces import TableName, TableState
 from subscriber.printable import printable
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.subscription.run_status import Status
 from subscriber.subscription.subscription import Subscription
 from subscriber.walreceiver.slot_status import SlotObservation
 
-__all__ = ["LARGEST", "Point", "Sampler", "Subscriptions", "Watched", "answer_of"]
+__all__ = ["LARGEST", "Point", "Sampler", "Subscriptions", "Watched", "answer_of", "to_copy"]
 
 Subscriptions = Callable[[], Mapping[str, Subscription]]
 
@@ -48,6 +48,12 @@ class Point:
     changes: int
     retained: int | None
     copied: int
+    to_copy: int
+
+
+def to_copy(status: Status) -> int:
+    """How many tables are not copied yet."""
+    return sum(entry.state in {TableState.INIT, TableState.DATASYNC} for entry in status.tables.values())
 
 
 @dataclass(slots=True)
@@ -152,8 +158,9 @@ class Sampler:
                     status.lag_seconds,
                     status.statistics.transactions,
                     status.statistics.changes,
-                    None if watched.slot is None else watched.slot.retained_bytes,
+                    None if watched.slot is None or watched.slot.wal_status == "lost" else watched.slot.retained_bytes,
                     sum(copy.rows for copy in status.copies.values()),
+                    to_copy(status),
                 )
             )
 

@@ -8,14 +8,17 @@ import http.client
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from subscriber.apply.apply_times import BUCKETS, ApplyTimes
 from subscriber.cli.http import actions, serving
 from subscriber.cli.http.overview import describe, table_rows
-from subscriber.cli.http.sampler import LARGEST, Largest, Point, Watched
+from subscriber.cli.http.sampler import LARGEST, Largest, Point, Sampler, Watched
 from subscriber.cli.http.server import ServerThread
 from subscriber.cli.http.subscription_site import SubscriptionSite
 from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
@@ -110,7 +113,7 @@ def test_tables_come_in_pages_with_the_problems_first() -> None:
     parked = Status(tables=dict.fromkeys(TABLES, entries[TABLES[7]]), left_out=dict.fromkeys(TABLES, "x" * 100))
     watched = Watched()
     for number in range(2000):
-        watched.points.append(Point(number, number, 1.0, number, number, number, 0))
+        watched.points.append(Point(number, number, 1.0, number, number, number, 0, 0))
     assert len(json.dumps(describe("all are parked", parked, watched))) < 40_000
 
 
@@ -135,8 +138,21 @@ def test_estimate_of_copies() -> None:
     status = Status(tables={TABLES[0]: TableEntry(TableState.DATASYNC)}, copies={TABLES[0]: TableCopy(600, 1000, False)})
     watched = Watched()
     assert describe("s", status, watched)["copies"]["seconds_left"] is None
-    watched.points.append(Point(time.time() - 10, 0, 0.0, 0, 0, None, 400))
+    watched.points.append(Point(time.time() - 10, 0, 0.0, 0, 0, None, 400, 1))
     assert describe("s", status, watched)["copies"]["seconds_left"] == pytest.approx(20, rel=0.1)
+    # three of five tables were copied in ten seconds
+    tables = dict.fromkeys(TABLES[:2], TableEntry(TableState.INIT)) | dict.fromkeys(TABLES[2:5], TableEntry(TableState.READY))
+    many, watched = Status(tables=tables, copies={TABLES[2]: TableCopy(500, 500, True)}), Watched()
+    watched.points.append(Point(time.time() - 10, 0, 0.0, 0, 0, None, 0, 5))
+    assert describe("s", many, watched)["copies"]["seconds_left"] == pytest.approx(20 / 3, rel=0.1)
+
+
+async def test_history_has_no_retained_wal_of_a_lost_slot() -> None:
+    sampler = Sampler(dict)
+    for state, retained in (("reserved", 10), ("lost", 0)):
+        running: Any = SimpleNamespace(status=Status(), observe_slot=partial(asyncio.sleep, 0, slot(retained, safe=None, wal_status=state)))
+        await sampler.sample({"s": running})
+    assert [point.retained for point in sampler.of("s").points] == [10, None]
 
 
 def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

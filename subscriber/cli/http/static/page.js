@@ -105,9 +105,9 @@ function facts(found) {
   const whole = Object.entries(found.tables).reduce((sum, [state, count]) => state === "left out" ? sum : sum + count, 0);
   const made = [
     fact("Lag", found.lag_seconds === null ? "unknown" : duration(found.lag_seconds), found.lag_bytes === null ? "" : `${size(found.lag_bytes)} of WAL`, found.lag_seconds > 300 ? "bad" : ""),
-    fact("Changes", last ? `${number(Math.round(last[2]))}/s` : "…", `${number(found.changes)} since the start`),
-    fact("Retained WAL", slot ? size(slot.retained) : "unknown", slot ? `slot ${slot.active ? "active" : "inactive"}, ${slot.wal_status}${slot.safe === null ? "" : `, lost after ${size(slot.safe)} more`}` : "",
-      slot && slot.danger ? "bad" : ""),
+    fact("Changes", last ? `${number(Math.round(last[2]))}/s` : "…", `${number(found.changes)} since this process began`),
+    fact("Retained WAL", slot ? slot.wal_status === "lost" ? "none" : size(slot.retained) : "unknown", slot ? `slot ${slot.active ? "active" : "inactive"}, ${slot.wal_status}` : "", slot && slot.danger ? "bad" : ""),
+    slot && slot.safe !== null && slot.wal_status !== "lost" ? fact("Slot is lost after", `${size(Math.max(slot.safe, 0))} more`, slot.seconds_until_lost === null ? "" : `in about ${duration(slot.seconds_until_lost)} at this rate`, slot.danger ? "bad" : found.streaming ? "" : "warn") : null,
     fact("Tables", whole || found.streaming ? number(whole) : "unknown", Object.entries(found.tables).map(([state, count]) => `${number(count)} ${state}`).join(", ")),
   ];
   const conflicts = Object.entries(found.conflicts);
@@ -138,7 +138,9 @@ function chart(title, points, index, format) {
   if (known.length > 1) {
     const from = points[0][0], span = Math.max(points[points.length - 1][0] - from, 1);
     const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    path.setAttribute("d", known.map((point, at) => `${at ? "L" : "M"}${((point[0] - from) / span * 240).toFixed(1)} ${(58 - (largest ? point[index] / largest : 0) * 55).toFixed(1)}`).join(""));
+    // the line has a gap where the value was not known
+    path.setAttribute("d", points.map((point, at) => point[index] === null ? "" :
+      `${at && points[at - 1][index] !== null ? "L" : "M"}${((point[0] - from) / span * 240).toFixed(1)} ${(58 - (largest ? point[index] / largest : 0) * 55).toFixed(1)}`).join(""));
     svg.append(path);
   }
   const span = known.length > 1 ? duration(points[points.length - 1][0] - points[0][0]) : "";
