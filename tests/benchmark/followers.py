@@ -75,13 +75,11 @@ def _signal(root: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def _arrived(process: subprocess.Popen[bytes], target: Database, row: int) -> None:
+def _arrived(process: subprocess.Popen[bytes], target: Database) -> None:
     deadline = time.monotonic() + WAIT
-    while not target.value("SELECT to_regclass('bench_end') IS NOT NULL") or not target.value(
-        f"SELECT EXISTS (SELECT FROM bench_end WHERE id = {row})"
-    ):
+    while not target.value("SELECT EXISTS (SELECT FROM bench_end)"):
         assert process.poll() in {None, 0}, "it has failed"
-        assert time.monotonic() < deadline, f"row {row} did not arrive"
+        assert time.monotonic() < deadline, "the last row did not arrive"
         time.sleep(0.01)
 
 
@@ -104,10 +102,11 @@ def _measure(who: str, name: str, size: int, servers: list[EmbeddedServer]) -> S
         publisher.wait("SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name LIKE '%bench%' AND NOT temporary", 1)
         if who == "pgcopydb":
             # what it has received is applied when a segment of WAL ends, or at the end of all
+            publisher.wait("SELECT to_regclass('pgcopydb.sentinel') IS NOT NULL", True, WAIT)
             publisher.wait("SELECT apply FROM pgcopydb.sentinel", True, WAIT)
         else:
-            publisher.execute("INSERT INTO bench_end VALUES (0)")
-            _arrived(process, target, 0)
+            target.wait("SELECT to_regclass('subscriber.pg_subscription_rel') IS NOT NULL", True, WAIT)
+            target.wait("SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.pg_subscription_rel", True, WAIT)
         _signal(process.pid, signal.SIGSTOP)
         publisher.execute(stream.write.replace("{n}", str(size)))
         publisher.execute("INSERT INTO bench_end VALUES (1)")
@@ -117,7 +116,7 @@ def _measure(who: str, name: str, size: int, servers: list[EmbeddedServer]) -> S
         before = tree_cpu(process.pid), cluster.cpu(target.value("SELECT pg_backend_pid()"))
         began = time.monotonic()
         _signal(process.pid, signal.SIGCONT)
-        _arrived(process, target, 1)
+        _arrived(process, target)
         wall = time.monotonic() - began
         after = tree_cpu(process.pid), cluster.cpu(target.value("SELECT pg_backend_pid()"))
         rows = "SELECT count(*), sum(id) FROM t"

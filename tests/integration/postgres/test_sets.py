@@ -39,11 +39,18 @@ def other_target_db(servers: Servers, target_version: int) -> Iterator[Database]
         yield database
 
 
+@pytest.fixture(autouse=True)
+def short_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """UPDATEs and DELETEs are sent as sets from the number on from which INSERTs are: so the tests need few rows."""
+    monkeypatch.setattr(set_sender, "_LEAST_FOUND", set_sender._LEAST)
+
+
 @contextmanager
 def shortest(rows: int) -> Iterator[None]:
     """The number of changes from which on a run is sent as a set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(set_sender, "_LEAST", rows)
+        patch.setattr(set_sender, "_LEAST_FOUND", rows)
         yield
 
 

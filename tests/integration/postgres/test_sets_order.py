@@ -15,14 +15,14 @@ from tests.support.sink_postgres import UNCHANGED, Remote, opened
 
 
 async def test_updates_of_the_same_rows_are_made_in_turns(target_db: Database, sent: Sent) -> None:
-    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, 0 FROM generate_series(1, 10) AS g")
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int); INSERT INTO t SELECT g, 0 FROM generate_series(1, 20) AS g")
     # the publisher's v is a text
     remote = Remote("t", "*id", "v", types={"id": 23})
     async with opened(target_db) as feed:
-        await feed.apply(remote.relation, *(remote.update(number, value) for number in range(1, 11) for value in (1, 2, 3)))
+        await feed.apply(remote.relation, *(remote.update(number, value) for number in range(1, 21) for value in (1, 2, 3)))
         assert len(sent) == 3
         assert target_db.fetch("SELECT DISTINCT v FROM t") == [(3,)]
-        assert feed.sink.statistics.updates == 30
+        assert feed.sink.statistics.updates == 60
 
 
 async def test_overwritten_updates_are_counted_but_not_made(target_db: Database, sent: Sent) -> None:

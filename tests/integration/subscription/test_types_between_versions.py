@@ -63,22 +63,25 @@ OF_ONE_SERVER = ("c_reg", "a_reg", "d_enums", "d_positives", "d_price", "d_pair"
 
 
 def known(databases: Sequence[Database]) -> tuple[Specimen, ...]:
-    """The types that all servers have, with the values that all of them accept."""
+    """The types that all servers have, with the values that all of them accept and write alike (before 16, not all of "char")."""
     found = []
     for specimen in READABLE:
         if any(database.value(f"SELECT to_regtype($t${specimen.type}$t$) IS NULL") for database in databases):
             continue
-        values = [value for value in specimen.values if all(_accepts(database, f"({value})::{specimen.type}") for database in databases)]
+        values = []
+        for value in specimen.values:
+            written = {_written(database, f"({value})::{specimen.type}") for database in databases}
+            if len(written) == 1 and None not in written:
+                values.append(value)
         found.append(replace(specimen, values=tuple(values)))
     return tuple(found)
 
 
-def _accepts(database: Database, expression: str) -> bool:
+def _written(database: Database, expression: str) -> str | None:
     try:
-        database.execute(f"SELECT {expression}")
-    except psycopg.Error:
-        return False
-    return True
+        return str(database.value(f"SELECT format('%s', {expression})"))
+    except (psycopg.Error, UnicodeDecodeError):
+        return None
 
 
 def read_in_binary(database: Database, specimens: Sequence[Specimen]) -> tuple[Specimen, ...]:
@@ -111,10 +114,10 @@ async def assert_every_value_arrives(publisher: Database, target: Database, *, b
     for database in (publisher, target):
         database.execute(SETUP)
     specimens = known((publisher, target))
-    assert len(specimens) > 170
+    assert len(specimens) > 150
     if binary:
         specimens = tuple(each for each in read_in_binary(target, specimens) if not each.name.startswith(OF_ONE_SERVER))
-        assert len(specimens) > 110
+        assert len(specimens) > 100
     for database in (publisher, target):
         for table, key in TABLES.items():
             create_table(database, table, key, specimens)

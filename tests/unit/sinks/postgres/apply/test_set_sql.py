@@ -34,13 +34,14 @@ def plain(*, watched: bool = False, other_unique: bool = False, key_unique: bool
     [
         (plain(watched=True), [T.insert(number, "x", None) for number in range(9)]),
         (plain(), [T.insert(number, "x", None) for number in range(7)]),
+        (plain(), [T.delete(number, None, None) for number in range(15)]),
         (plain(), [T.insert(Binary(bytes(4)), Binary(b"x"), Binary(b"x")) for _ in range(9)]),
-        (plain(), [T.update(1, "x", None) for _ in range(9)]),
-        (plain(other_unique=True), [T.update(number, "x", None) for number in range(9)]),
-        (plain(key_unique=False), [T.delete(number, None, None) for number in range(9)]),
-        (plain(), [T.update(number + 1, "x", None, old=(number, None, None)) for number in range(9)]),
+        (plain(), [T.update(1, "x", None) for _ in range(17)]),
+        (plain(other_unique=True), [T.update(number, "x", None) for number in range(17)]),
+        (plain(key_unique=False), [T.delete(number, None, None) for number in range(17)]),
+        (plain(), [T.update(number + 1, "x", None, old=(number, None, None)) for number in range(17)]),
     ],
-    ids=["trigger", "short", "binary array", "same key", "other unique index", "key of partitions", "key changes"],
+    ids=["trigger", "short", "short for a search", "binary array", "same key", "other unique index", "key of partitions", "key changes"],
 )
 async def test_runs_that_are_sent_one_by_one(target: TargetTable, messages: list[Message]) -> None:
     sent = await send(target, T.relation, *messages)
@@ -59,9 +60,12 @@ async def test_partition_whose_sets_missed_rows_does_not_affect_another_one() ->
 
 
 async def test_origins_of_rows_are_reported_one_by_one() -> None:
-    changes: list[Message] = [*(T.insert(number, "x", None) for number in range(8)), *(T.delete(number, None, None) for number in range(8))]
+    changes: list[Message] = [
+        *(T.insert(number, "x", None) for number in range(8)),
+        *(T.delete(number, None, None) for number in range(16)),
+    ]
     sent = await send(plain(), T.relation, *changes, differs=1)
-    assert [one.statement.together for one in sent] == [True] + [False] * 8
+    assert [one.statement.together for one in sent] == [True] + [False] * 16
 
 
 def test_elements_of_arrays_are_exact() -> None:
@@ -135,11 +139,11 @@ def test_booleans_in_binary_format() -> None:
 
 async def test_full_updates_are_one_set_up_to_a_change_of_the_key() -> None:
     full = Remote("t", "id", "v", "n", identity="f")
-    same = [full.update(number, UNCHANGED, "{1}", old=(number, None if number > 4 else "old", None)) for number in range(8)]
-    other = full.update(9, UNCHANGED, "{1}", old=(8, "old", None))
+    same = [full.update(number, UNCHANGED, "{1}", old=(number, None if number > 4 else "old", None)) for number in range(16)]
+    other = full.update(17, UNCHANGED, "{1}", old=(16, "old", None))
     together, moved = [each for each in await send(plain(), full.relation, *same, other) if each.statement.message_type]
     assert together.statement.together
     assert together.sql.count("unnest") == 2
-    assert together.values[2] == b"8"
+    assert together.values[2] == b"16"
     assert not moved.statement.together
-    assert moved.values == [b"9", None, b"{1}", b"8"]
+    assert moved.values == [b"17", None, b"{1}", b"16"]
