@@ -10,6 +10,7 @@ import contextlib
 import random
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -112,6 +113,31 @@ async def test_a_target_that_knows_origins(publisher18_db: Database, make_server
     for _ in range(5):
         with fresh_database(ServerAddress(server.dsn(), 18), "tgt") as target, fresh_database(publisher18_db.server, "pub") as publisher:
             assert await check(publisher, target, secrets.randbelow(10**6)) is None
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(300)
+async def test_the_target_crashes(publisher18_db: Database, make_server: Callable[..., EmbeddedServer]) -> None:
+    server = make_server(18, max_prepared_transactions="10")
+    for _ in range(5):
+        with fresh_database(ServerAddress(server.dsn(), 18), "tgt") as target, fresh_database(publisher18_db.server, "pub") as publisher:
+            crashing = asyncio.create_task(_crash(server, target))
+            assert await check(publisher, target, secrets.randbelow(10**6)) is None
+            await crashing
+
+
+async def _crash(server: EmbeddedServer, target: Database) -> None:
+    """Crash the target when it has got some transactions, and again when it has got more."""
+
+    def has(count: int) -> bool:
+        return bool(target.value("SELECT count(*) FROM log") > count)
+
+    await until(lambda: bool(target.value("SELECT to_regclass('log') IS NOT NULL")), "there is a log")
+    for count in sorted(random.sample(range(TRANSACTIONS * 3 // 4), 3)):
+        await until(partial(has, count), "more is applied")
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.start)
+        target.reconnect()
 
 
 @pytest.mark.timeout(180)
