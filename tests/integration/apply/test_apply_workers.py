@@ -209,3 +209,28 @@ async def test_cutover_with_a_backlog(publisher18_db: Database, target_db: Datab
         assert target_db.fetch(ROWS) == publisher18_db.fetch(ROWS)
         assert target_db.value("SELECT count(*) FROM t") == 2000
     assert counts.committed
+
+
+async def test_two_subscriptions_change_the_same_rows(publisher18_db: Database, target_db: Database, counts: Counts) -> None:
+    """Groups of one wait for groups of the other, and each waits for its own turn: no server sees that."""
+    for database in (publisher18_db, target_db):
+        database.execute(
+            f"{TABLES}; CREATE TABLE other (id int PRIMARY KEY); INSERT INTO hits SELECT g, 0 FROM generate_series(1, 20) AS g"
+        )
+    publisher18_db.execute("CREATE PUBLICATION one FOR TABLE t, hits; CREATE PUBLICATION two FOR TABLE other, hits")
+    names: list[dict[str, Any]] = [
+        {"name": name, "publications": [name], "settings": WORKERS, "copy_data": False} for name in ("one", "two")
+    ]
+    for arguments in names:
+        async with replica(publisher18_db, target_db, **arguments) as found:
+            await all_ready(found)
+    hits = "UPDATE hits SET n = i WHERE id = 1 + {} % 20"
+    statements = (
+        f"INSERT INTO t VALUES (i, i, 'x'), (-i, -i, 'x'); {hits.format('i')}; {hits.format('(400 - i)')}; INSERT INTO other VALUES (i)"
+    )
+    await asyncio.to_thread(each, publisher18_db, statements, 400)
+    async with replica(publisher18_db, target_db, **names[0]) as one, replica(publisher18_db, target_db, **names[1]) as two:
+        await asyncio.gather(one.caught_up(), two.caught_up())
+        for query in (ROWS, "SELECT * FROM other ORDER BY id", "SELECT * FROM hits ORDER BY id"):
+            assert target_db.fetch(query) == publisher18_db.fetch(query)
+    assert counts.committed
