@@ -38,7 +38,8 @@ def read_histories(storage: Storage) -> frozenset[TableName]:
 
 
 def _parsed(document: dict[str, Any]) -> frozenset[TableName]:
-    return frozenset(TableName(*names) for names in document["tables"])
+    # by their places: an object of another form would be unpacked into its keys
+    return frozenset(TableName(names[0], names[1]) for names in document["tables"])
 
 
 def write_histories(storage: Storage, tables: Collection[TableName]) -> None:
