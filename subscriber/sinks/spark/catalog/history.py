@@ -5,6 +5,7 @@ The subscriber writes it when it starts, as its target's URL says. The applier f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Container
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from subscriber.interfaces import TableName
 from subscriber.sinks.spark.files.documents import parse_document, write_document
+from subscriber.sinks.spark.files.file_errors import DamagedFile
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.schema.table_schema import META
 
@@ -34,7 +36,7 @@ HISTORY_COLUMNS: Final = pa.schema(
 
 def read_histories(storage: Storage) -> frozenset[TableName]:
     """The tables with a history."""
-    return parse_document(storage, _NAME, _parsed, "remove it: the subscriber writes it again when it starts") or frozenset()
+    return parse_document(storage, _NAME, _parsed, "start the subscriber again: it writes this file when it starts") or frozenset()
 
 
 def _parsed(document: dict[str, Any]) -> frozenset[TableName]:
@@ -43,9 +45,11 @@ def _parsed(document: dict[str, Any]) -> frozenset[TableName]:
 
 
 def write_histories(storage: Storage, tables: Collection[TableName]) -> None:
-    """Store which tables have a history, if others are stored."""
-    if set(tables) != read_histories(storage):
-        write_document(storage, _NAME, {"tables": [[name.namespace, name.name] for name in tables]})
+    """Store which tables have a history, if others are stored, or if what is stored is damaged."""
+    with contextlib.suppress(DamagedFile):
+        if set(tables) == read_histories(storage):
+            return
+    write_document(storage, _NAME, {"tables": [[name.namespace, name.name] for name in tables]})
 
 
 def history_name(name: TableName, tables: Container[TableName]) -> TableName:
