@@ -177,8 +177,8 @@ class ApplyWorker:
             elif event is None:
                 await self._receiver.wait(await self._idle())
                 times.phases["wait"] += clock() - began
-                if self._receiver.peek() is not None:
-                    # first the event: what follows a step waits until it is applied
+                if self._receiver.peek() is not None and self._tables.all_ready:
+                    # first the event: the rest of a step is for tables that become ready, and can wait
                     continue
             elif isinstance(event, Transaction | PreparedTransaction) and await self._commit_parallel(event):
                 pass
