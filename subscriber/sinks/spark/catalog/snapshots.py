@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
-from subscriber.sinks.spark.files.file_errors import DamagedFile
+from subscriber.sinks.spark.files.file_errors import DamagedFile, arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 
 __all__ = [
@@ -233,7 +233,7 @@ class Snapshots:
             raise DamagedFile(self._storage.what(name), name) from None
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
-        with self._storage.parquet(name) as file:
+        with arrow_errors(self._storage.what(name)), self._storage.parquet(name) as file:
             return list(file.read().to_pylist())
 
     def _newest_version(self) -> int:

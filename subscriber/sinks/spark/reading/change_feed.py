@@ -213,7 +213,7 @@ class Changes:
             yield from rows
 
     def _batches(self, path: str, asked: Collection[str], names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        with self._storage.parquet(path) as file:
+        with arrow_errors(self._storage.what(path)), self._storage.parquet(path) as file:
             there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
             for batch in file.iter_batches(columns=there):
                 yield renamed_rows(batch, names) if names else batch

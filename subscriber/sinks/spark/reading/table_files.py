@@ -80,14 +80,14 @@ class PinnedTable:
         """Read the rows of a file, with these columns."""
         deleted = self.deleted(vector) if vector is not None else None
         path, names, start = f"{self._delta.directory}/{path}", {new: old for old, new in self.physical().items()}, 0
-        with self._storage.parquet(path) as opened:
+        with arrow_errors(self._storage.what(path)), self._storage.parquet(path) as opened:
             for batch in opened.iter_batches():
                 rows = pa.Table.from_batches([batch.rename_columns([names.get(name, name) for name in batch.schema.names])])
                 end = start + batch.num_rows
                 if deleted is not None and deleted.range_cardinality(start, end):
                     rows = rows.filter(pa.array([row not in deleted for row in range(start, end)], pa.bool_()))
                 start = end
-                with arrow_errors(self._storage.what(path)):
+                with arrow_errors(self._storage.what(path)):  # not an error of the file
                     found = conformed(rows, schema).combine_chunks().to_batches()
                 yield from found
 

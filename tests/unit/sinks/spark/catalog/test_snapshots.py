@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
 from subscriber.errors import TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, SnapshotTable, StoppedTable, read_snapshot
+from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS, Snapshot, Snapshots, SnapshotTable, StoppedTable, read_snapshot
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
+from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.tables import delta as delta_module
 from tests.unit.sinks.spark.pipeline.test_applier import storage
 
@@ -54,6 +58,21 @@ def test_reader_that_is_kept_follows_and_a_lake_without_snapshots_has_none(tmp_p
     for number in (1, 2, 3, 9):
         published = publisher.publish(snapshot_at(10 * number))
         assert kept.newest() == published == read_snapshot(storage(tmp_path))
+
+
+def test_memory_that_lacks_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*_: object, **__: object) -> NoReturn:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    publish(tmp_path, 1)
+    pinned = PinnedTable(storage(tmp_path), SNAPSHOTS, DeltaTable(str(tmp_path / SNAPSHOTS)).version())
+    [file] = pinned.files()
+    monkeypatch.setattr(pq.ParquetFile, "read", lacks)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", lacks)
+    with pytest.raises(TargetError, match=r"parquet: there is not enough memory"):
+        read_snapshot(storage(tmp_path))
+    with pytest.raises(TargetError, match=r"parquet: there is not enough memory"):
+        list(pinned.read(file.path, file.vector, pa.schema([])))
 
 
 def test_log_is_cleaned_up_and_what_is_no_longer_stored_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
