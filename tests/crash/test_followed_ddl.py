@@ -48,7 +48,7 @@ MISTAKEN = """
 import sys
 from dataclasses import replace
 from subscriber.cli.main import main
-from subscriber.subscription.run import followed_columns
+from subscriber.subscription.run.tables import followed_columns
 
 right = followed_columns.changed_columns
 

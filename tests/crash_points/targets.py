@@ -15,9 +15,9 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.interfaces import Sink
 from subscriber.sinks.postgres.sink import PostgresSink
 from subscriber.sinks.spark.files.storage import TEMPORARY
-from subscriber.sinks.spark.pipeline import program
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.pipeline.program import start
 from subscriber.sinks.spark.sink import SparkSink
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
 from subscriber.testing.compliance import Table
@@ -131,7 +131,7 @@ class CrashLake(LakeTarget):
 
     def new_sink(self) -> Sink:
         # so that landed files are soon removed
-        vars(program)["ApplierSettings"] = functools.partial(ApplierSettings, log_files=1)
+        vars(start)["ApplierSettings"] = functools.partial(ApplierSettings, log_files=1)
         url = f"spark://{self._path}?batch_delay=0&apply=local&freshness=100ms&target_rows=400"
         return SparkSink(url, options=SubscriptionOptions(), settings=Settings())
 

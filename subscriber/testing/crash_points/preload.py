@@ -15,4 +15,4 @@ with contextlib.suppress(ImportError):
     from subscriber.sinks.sqlalchemy import sink as sqlalchemy_sink
 with contextlib.suppress(ImportError):
     from subscriber.sinks.spark import sink as spark_sink
-    from subscriber.sinks.spark.pipeline import program
+    from subscriber.sinks.spark.pipeline.program import start

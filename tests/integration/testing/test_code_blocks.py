@@ -525,7 +525,7 @@ def test_tutorial(page: str, publisher18_db: Database, target_db: Database, tmp_
 def test_commands_in_text(block: Block) -> None:
     for words in block.commands() if "\nsubscriber " in f"\n{block.text}" else ():
         if words[0] == "subscriber":
-            make_parser().parse_args(words[1:])
+            make_parser().parse_args(words[1 : words.index(">") if ">" in words else None])
 
 
 @pytest.mark.parametrize("block", [block for block in blocks() if block.language == "ini"], ids=str)
