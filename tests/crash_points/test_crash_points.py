@@ -86,8 +86,14 @@ async def test_every_point(sink: str, case: CrashCase, request: pytest.FixtureRe
     await _run(sink, case, request)
 
 
+# with a relay log, the publisher is confirmed by what is in it: whether the sink stores a position without changes depends on the time
+_WITH_RELAY_LOG = [
+    point for point in _CORE if point.startswith(("apply.", "prepare.", "acknowledge.", "setup.")) and point != "apply.advanced"
+]
+
+
 @pytest.mark.crash_points
-@pytest.mark.parametrize("point", [point for point in _CORE if point.startswith(("apply.", "prepare.", "acknowledge.", "setup."))])
+@pytest.mark.parametrize("point", _WITH_RELAY_LOG)
 async def test_with_a_relay_log(point: str, request: pytest.FixtureRequest) -> None:
     await _run("sqlite", CrashCase(point, Failure.EXIT, relay_log=True), request)
 
