@@ -1,6 +1,6 @@
 """Several writers of the publisher at once, and a reader that knows the order of their commits.
 
-Each transaction writes its writer and number into ``log``, moves an amount between two accounts, and may give a seat to somebody else. A
+Each transaction writes its writer and number into ``log``, moves an amount between two accounts, and may give a seat to another holder. A
 seat is unique in two ways, so that transactions of different writers free a key and take it. The order of commits is read by
 ``test_decoding``.
 """
