@@ -35,6 +35,8 @@ _PUBLISHED: Final = "bench_published"
 _TEMPLATE: Final = "bench_template"
 _RUN: Final = "bench_run"
 _FILE_COPY_SINCE: Final = 15
+_DIRECT: Final = "debug_io_direct"
+_DIRECT_SINCE: Final = 16
 
 
 class Bed:
@@ -90,6 +92,8 @@ class Bed:
             yield
             return
         for name, value in settings.items():
+            if name == _DIRECT and self.version < _DIRECT_SINCE:
+                continue
             self._administration.execute(f"ALTER SYSTEM SET {name} = '{value}'")
         self._restart_target()
         self.synchronous_commit = "on" if settings.get("fsync") == "on" else "off"

@@ -14,6 +14,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel import group
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
+from subscriber.sinks.postgres.parallel.pace import Pace
 from subscriber.subscription.cutover.cutover import cutover
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.transaction.model import Transaction
@@ -64,6 +65,20 @@ async def test_a_row_that_all_change_is_changed_in_the_turn(
         assert statistics.parallel_transactions > 20
     assert counts.committed
     assert not counts.failed
+
+
+async def test_a_part_of_a_batch_is_applied_in_groups(
+    publisher18_db: Database, target_db: Database, counts: Counts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(publisher18_db, target_db)
+    monkeypatch.setattr(Pace, "share_in_groups", lambda *_: 0.5)
+    write = partial(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x'); UPDATE t SET v = 'y' WHERE id = i - 10", 500)
+    async with behind(publisher18_db, target_db, write, copy_data=False) as found:
+        await found.same(ROWS)
+        statistics = found.subscription.status.statistics
+        assert 100 < statistics.parallel_transactions < 400
+        assert (statistics.transactions, statistics.confl_update_missing) == (500, 0)
+    assert counts.committed
 
 
 async def test_errors_and_conflicts_are_real_and_counted_once(publisher18_db: Database, target_db: Database, counts: Counts) -> None:

@@ -151,7 +151,7 @@ async def test_tables_of_the_target_are_altered(publisher18_db: Database, target
 async def test_a_mistake_in_the_keys_takes_time_only(
     publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, counts: Counts, number: int
 ) -> None:
-    monkeypatch.setattr(GroupKeys, "meets", lambda *_: set())
+    monkeypatch.setattr(GroupKeys, "meets", lambda *_: {})
     monkeypatch.setattr(groups, "PATIENCE", 0.01)
     assert await check(publisher18_db, target_db, secrets.randbelow(10**6)) is None
     print(counts.committed, counts.failed)
@@ -295,7 +295,7 @@ async def test_a_failure_that_is_believed_is_found(publisher18_db: Database, tar
             fail(self, error, table)  # type: ignore[arg-type]
 
     monkeypatch.setattr(GroupAttempt, "_fail", believe)
-    monkeypatch.setattr(GroupKeys, "meets", lambda *_: set())
+    monkeypatch.setattr(GroupKeys, "meets", lambda *_: {})
     monkeypatch.setattr(groups, "PATIENCE", 0.01)
     found = await check(publisher18_db, target_db, secrets.randbelow(10**6), planted=True)
     assert found is not None

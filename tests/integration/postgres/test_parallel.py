@@ -15,9 +15,7 @@ from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
 from subscriber.interfaces import ParallelTransaction, TableName
 from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Insert
-from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import MOST_SAVEPOINTS, PostgresParallelTransaction
-from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key
 from subscriber.sinks.postgres.tables import relation_map, table_reader
@@ -282,21 +280,19 @@ async def test_a_session_of_another_user_is_not_ours_to_end(target_db: Database,
 
 
 async def test_sessions_end_together(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a session waits for the server. The bug was that each one waited for the one before."""
-    terminate, running, most = ParallelSessions._terminate, 0, 0
+    """One query ends all of them. The bug was that each had one of its own, and all of these together had five seconds."""
+    fetch, queries = CatalogReader.fetch, list[str]()
 
-    async def observed(self: ParallelSessions, session: ApplySession) -> None:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await terminate(self, session)
-        running -= 1
+    async def observed(self: CatalogReader, query: str, *parameters: object) -> list[dict[str, Any]]:
+        queries.append(query)
+        return await fetch(self, query, *parameters)
 
-    monkeypatch.setattr(ParallelSessions, "_terminate", observed)
+    monkeypatch.setattr(CatalogReader, "fetch", observed)
     target_db.execute(TABLE)
     async with opened(target_db) as feed:
         feed.subscribe("public", "t")
         for number in range(3):
             await feed.opened.open_parallel(TOP + number, lambda _: True)
-    assert most == 3
+        assert target_db.value(f"SELECT count(*) {NAMED} LIKE '%parallel apply'") == 3
+    assert len([query for query in queries if "pg_terminate_backend" in query]) == 1
     await eventually(target_db, f"SELECT count(*) {NAMED} LIKE '%parallel apply'", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from psycopg.pq.abc import PGresult
@@ -41,7 +41,7 @@ class GroupAttempt:
         transactions: the group.
         gate: of the batch.
         mappings: the relations that it changes, by id. If one is read again meanwhile, the group is rolled back.
-        late: ids of the relations whose changes are made when everything before the group is committed, as they are in messages.
+        late: the places of the changes that are made when everything before the group is committed, among all records of the group.
 
     Attributes:
         failure: why the group was rolled back; None: it was not.
@@ -58,7 +58,7 @@ class GroupAttempt:
         gate: RelationGate,
         *,
         mappings: Mapping[int, RelationMapping],
-        late: Collection[bytes],
+        late: Collection[int],
     ) -> None:
         self._sessions = sessions
         self._session = session
@@ -114,7 +114,7 @@ class GroupAttempt:
             without_sets=self._applier.without_sets,
             differs=self._applier.differs,
         )
-        await sender.send([self._part(transaction, late=late) for transaction in self._transactions] if self._late else self._transactions)
+        await sender.send(self._parts(late=late) if self._late else self._transactions)
         sender.finish()
         # the sender uses what was read again, but what is followed, and made early, was decided before
         self._require_mappings()
@@ -125,10 +125,15 @@ class GroupAttempt:
         if any(mapped(relation_id) is not mapping for relation_id, mapping in self._mappings.items()):
             raise TargetError(_READ_AGAIN)
 
-    def _part(self, transaction: Transaction, *, late: bool) -> Transaction:
-        part = transaction.without_records()
-        part.records = [record for record in transaction.records if (record[1:5] in self._late) is late]
-        return part
+    def _parts(self, *, late: bool) -> Iterator[Transaction]:
+        """The transactions with their changes of one part only."""
+        first = 0
+        for transaction in self._transactions:
+            part = transaction.without_records()
+            part.records = [record for place, record in enumerate(transaction.records, first) if (place in self._late) is late]
+            first += len(transaction.records)
+            if part.records:
+                yield part
 
     def _completed(self, statement: Statement, context: object, result: PGresult) -> None:
         if statement.message_type:

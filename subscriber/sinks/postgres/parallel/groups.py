@@ -30,9 +30,11 @@ Why the result is the same
     for earlier ones of the table.
 
 Two parts
-    Between tables no order is kept within a transaction of the target (:mod:`subscriber.sinks.runs`). So if a group meets an earlier one in
-    some tables, only the changes of these tables wait for its turn (the *late* part), if they are fewer than the others. In TPC-B, these
-    are the few rows of branches and tellers, which each group changes.
+    If a group has keys in common with earlier ones, only the changes with these keys wait for its turn (the *late* part), if they are fewer
+    than the others. In TPC-B, these are the few rows of branches and tellers, which each group changes. The order within the group may
+    change thereby: between tables none is kept within a transaction of the target (:mod:`subscriber.sinks.runs`), and in a table, changes
+    that have a key in common keep theirs. A change that needs a value which a late change of its own group removes from a unique index is
+    rejected.
 
 No deadlocks
     A lock for which the group in its turn waits may be held by a later group, which waits for its own turn. The server cannot see the
@@ -42,9 +44,9 @@ No deadlocks
 Limits
     All groups of one call are committed when it returns. So whatever happens between two batches (a prepared or a streamed transaction, the
     snapshot of ``verify``, the end of a run) needs nothing for them. At most two groups for each session are cut ahead. A batch that is too
-    small for two groups is applied by the apply session, and nothing of this costs it anything. So are all batches, except a few, as long
-    as that is faster (:mod:`subscriber.sinks.postgres.parallel.pace`). If sessions cannot be opened, there are fewer, or none. If groups
-    are often applied twice because of a table, its changes wait for all earlier ones of the table, for a minute.
+    small for two groups is applied by the apply session, and nothing of this costs it anything. So are all batches, except a part of a few,
+    as long as that is faster (:mod:`subscriber.sinks.postgres.parallel.pace`). If sessions cannot be opened, there are fewer, or none. If
+    groups are often applied twice because of a table, its changes wait for all earlier ones of the table, for a minute.
 
 Rejected
     To let the later group wait for the row lock of an earlier one, instead of comparing keys: a set of changes waits as a whole, and holds
@@ -58,8 +60,9 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Final
 
 from subscriber.errors import ProtocolError, TargetError
@@ -67,7 +70,7 @@ from subscriber.interfaces import Batch, RelationGate
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.parallel.followed_tables import FollowedTables
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
-from subscriber.sinks.postgres.parallel.keys import FollowedTable, GroupKeys, KeyReader
+from subscriber.sinks.postgres.parallel.keys import FollowedTable, GroupKeys, KeyReader, Meeting
 from subscriber.sinks.postgres.parallel.pace import Pace
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
@@ -100,7 +103,7 @@ class _Group:
     Attributes:
         keys: None: they are applied alone.
         known: the tables that they change.
-        met: earlier groups, and the trees of tables in which this one meets them.
+        met: earlier groups, and in what this one meets them.
         attempt: to apply them before their turn.
     """
 
@@ -108,7 +111,7 @@ class _Group:
         self.transactions = transactions
         self.keys = keys
         self.known = known
-        self.met: list[tuple[_Group, Collection[int]]] = []
+        self.met: list[tuple[_Group, Meeting]] = []
         self.attempt: GroupAttempt | None = None
 
 
@@ -161,20 +164,27 @@ class ParallelGroups:
         Raises:
             ApplyError, RelationError, TargetError, TargetUnavailable
         """
-        count = sum([each.count for each in batch.transactions])
-        if count < 2 * LEAST or self._applier.alone or self._applier.relations.planner is not None:
+        if self._applier.alone or self._applier.relations.planner is not None:
             await self._applier.apply(batch)
             return
+        # before there is much to apply
         self._open_sessions()
-        clock, in_groups = asyncio.get_running_loop().time, self._sessions.idle > 0 and self._pace.prefers_groups()
-        began = clock()
-        await (self._apply_groups(batch) if in_groups else self._applier.apply(batch))
-        self._pace.note(clock() - began, count, in_groups=in_groups)
+        count = _changes(batch.transactions)
+        if count < 2 * LEAST:
+            await self._applier.apply(batch)
+            return
+        share = self._pace.share_in_groups(2 * LEAST / count) if self._sessions.idle else 0.0
+        clock = asyncio.get_running_loop().time
+        for in_groups, part in zip((True, False), _divided(batch, round(count * share)), strict=True):
+            if part.transactions:
+                began = clock()
+                await (self._apply_groups(part) if in_groups else self._applier.apply(part))
+                self._pace.note(clock() - began, _changes(part.transactions), in_groups=in_groups)
 
     async def _apply_groups(self, batch: Batch) -> None:
         waiting = deque(await self._applier.pending(batch))
         self._gate, self._known = batch.gate, _Known()
-        self._size = max(LEAST, sum([each.count for each in waiting]) // (_AHEAD * 2 * self._workers))
+        self._size = max(LEAST, _changes(waiting) // (_AHEAD * 2 * self._workers))
         async with self._watched():
             while waiting or self._window:
                 await self._fill(waiting)
@@ -244,24 +254,18 @@ class ParallelGroups:
         for group in list(self._window)[1:]:
             if group.attempt is not None or group.keys is None:
                 continue
-            late = {tree for earlier, trees in group.met if earlier in self._window for tree in trees}
-            counts = group.keys.tables
-            if sum(count for tree, count in counts.items() if tree not in late) * _SHARE < sum(counts.values()):
+            late = group.keys.late([meeting for earlier, meeting in group.met if earlier in self._window])
+            count = sum(group.keys.tables.values())
+            if (count - len(late)) * _SHARE < count:
                 continue
             session = await self._sessions.take_idle()
             if session is None:
                 self._open_sessions()
                 return
             assert self._gate is not None
-            known = group.known
+            mappings = group.known.mappings
             group.attempt = GroupAttempt(
-                self._sessions,
-                session,
-                self._applier,
-                group.transactions,
-                self._gate,
-                mappings=known.mappings,
-                late={key.to_bytes(4) for key, table in known.tables.items() if table.tree in late},
+                self._sessions, session, self._applier, group.transactions, self._gate, mappings=mappings, late=late
             )
 
     async def _take_turn(self, group: _Group) -> None:
@@ -366,6 +370,17 @@ class ParallelGroups:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait({self._opening})
+
+
+def _changes(transactions: Iterable[Transaction]) -> int:
+    return sum([each.count for each in transactions])
+
+
+def _divided(batch: Batch, changes: int) -> tuple[Batch, Batch]:
+    """The first transactions, with at least so many changes, and the others."""
+    sums = accumulate([each.count for each in batch.transactions], initial=0)
+    place = next((place for place, before in enumerate(sums) if before >= changes), len(batch.transactions))
+    return replace(batch, transactions=batch.transactions[:place]), replace(batch, transactions=batch.transactions[place:])
 
 
 def _is_plain(transaction: Transaction) -> bool:

@@ -3,7 +3,8 @@
 A row is known by its *keys*: the values of the columns of each unique index of the target. :class:`KeyReader` reads the keys of a group
 from its raw messages: those of the new rows, and those of the old rows as far as the publisher sends them. That is always so for the key
 that finds the row. Two groups *meet* in a table if they have a key in common, or if one of them changes the table in a way that its keys do
-not describe. Then the group that was committed first is applied first.
+not describe. Then the changes with these keys are made in the order of the groups, and so are the changes of the later group that have
+another key in common with one of them (:meth:`GroupKeys.late`).
 
 A table is changed *as a whole*, and meets every other change of it, in these cases:
 
@@ -37,12 +38,20 @@ from subscriber.protocol.tuples import places_by_header
 from subscriber.sinks import runs
 from subscriber.sinks.runs import IGNORED, LatestForms, Row, old_and_new, parts_of
 
-__all__ = ["MOST_KEYS", "FollowedTable", "GroupKeys", "KeyReader", "UniqueKey"]
+__all__ = ["MOST_KEYS", "FollowedTable", "GroupKeys", "KeyReader", "Meeting", "UniqueKey"]
 
 MOST_KEYS: Final = 50_000
 """The number of keys of one table that a group keeps."""
+_NULL: Final = ()
+"""The key NULL of one column, if NULLs are equal."""
 _MOST_READ: Final = 1024**2
 """The size of the changes whose values are in memory once more, in bytes, to read their keys. Of a larger change, all of it."""
+
+
+_Names = tuple[str, ...]
+_Common = Mapping[_Names, set[object]]
+Meeting = Mapping[int, _Common | None]
+"""See :meth:`GroupKeys.meets`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,31 +91,62 @@ class FollowedTable:
 
 
 class _Changed:
-    """The changes of one table: the keys by index, or the whole table."""
+    """The changes of one table: their keys by index, or the whole table.
 
-    __slots__ = ("count", "keys", "rows", "whole")
+    Attributes:
+        places: of the changes in the group.
+        whole: they are changes of the whole table.
+        keys: of all changes, by the columns of the index.
+    """
+
+    __slots__ = ("_count", "_runs", "keys", "places", "whole")
 
     def __init__(self) -> None:
-        self.rows = self.count = 0
+        self.places: list[int] = []
         self.whole = False
-        self.keys: dict[tuple[str, ...], set[object]] = {}
+        self.keys: dict[_Names, set[object]] = {}
+        self._count = 0
+        # changes of one form: their places, and for each index their keys, in the same order
+        self._runs: list[tuple[Sequence[int], list[tuple[_Names, list[object]]]]] = []
 
-    def add(self, names: tuple[str, ...], values: Iterable[object]) -> None:
-        found = self.keys.setdefault(names, set())
-        before = len(found)
-        found.update(values)
-        self.count += len(found) - before
-        if self.count > MOST_KEYS:
+    def add(self, places: Sequence[int], columns: list[tuple[_Names, list[object]]]) -> None:
+        self._runs.append((places, columns))
+        for names, values in columns:
+            found = self.keys.setdefault(names, set())
+            before = len(found)
+            found.update(values)
+            found.discard(None)
+            self._count += len(found) - before
+        if self._count > MOST_KEYS:
             self.take_whole()
 
     def take_whole(self) -> None:
         self.whole = True
         self.keys.clear()
+        self._runs.clear()
 
-    def meets(self, other: _Changed) -> bool:
+    def common(self, other: _Changed) -> _Common | None:
+        """The keys in common; None: as a whole table."""
         if self.whole or other.whole:
-            return True
-        return any(not found.isdisjoint(other.keys.get(names, ())) for names, found in self.keys.items())
+            return None
+        found = {names: keys & other.keys[names] for names, keys in self.keys.items() if names in other.keys}
+        return {names: keys for names, keys in found.items() if keys}
+
+    def with_keys(self, wanted: dict[_Names, set[object]]) -> set[int]:
+        """The places of the changes with one of these keys, and of those that have a key in common with such a change, and so on."""
+        found: set[int] = set()
+        while True:
+            before = len(found)
+            for places, columns in self._runs:
+                for names, values in columns:
+                    if keys := wanted.get(names):
+                        found.update([place for place, value in zip(places, values, strict=True) if value in keys])
+            if len(found) == before or all(len(columns) == 1 for _, columns in self._runs):
+                return found
+            for places, columns in self._runs:
+                for names, values in columns:
+                    more = {value for place, value in zip(places, values, strict=True) if place in found}
+                    wanted.setdefault(names, set()).update(more - {None})
 
 
 class GroupKeys:
@@ -118,24 +158,42 @@ class GroupKeys:
     @property
     def tables(self) -> Mapping[int, int]:
         """The number of changes of each tree of tables."""
-        return {tree: changed.rows for tree, changed in self._tables.items()}
+        return {tree: len(changed.places) for tree, changed in self._tables.items()}
 
-    def add(self, form: _KeyForm, rows: Sequence[Row]) -> None:
-        """Add changes of one form."""
+    def add(self, form: _KeyForm, rows: Sequence[Row], places: Sequence[int]) -> None:
+        """Add changes of one form. ``places``: theirs in the group."""
         changed = self._tables.get(form.tree)
         if changed is None:
             changed = self._tables[form.tree] = _Changed()
-        changed.rows += len(rows)
+        changed.places += places
         if form.read_keys is None:
             changed.take_whole()
         elif not changed.whole:
-            for key, read in form.read_keys:
-                changed.add(key.names, read(rows))
+            changed.add(places, [(key.names, read(rows)) for key, read in form.read_keys])
 
-    def meets(self, other: GroupKeys) -> set[int]:
-        """The trees of tables in which the groups meet."""
+    def meets(self, other: GroupKeys) -> Meeting:
+        """The trees of tables in which the groups meet, and the keys that they have in common there; None: they meet in a whole table."""
         mine, others = self._tables, other._tables
-        return {tree for tree in mine.keys() & others.keys() if mine[tree].meets(others[tree])}
+        found = {tree: mine[tree].common(others[tree]) for tree in mine.keys() & others.keys()}
+        return {tree: common for tree, common in found.items() if common is None or common}
+
+    def late(self, meetings: Iterable[Meeting]) -> set[int]:
+        """The places of the changes that must wait for earlier groups, from :meth:`meets` with each of these.
+
+        These are the changes with a key in common, and those of this group that have a key in common with such a change.
+        """
+        places: set[int] = set()
+        wanted: dict[int, dict[_Names, set[object]]] = {}
+        for meeting in meetings:
+            for tree, common in meeting.items():
+                if common is None:
+                    places.update(self._tables[tree].places)
+                    continue
+                for names, keys in common.items():
+                    wanted.setdefault(tree, {}).setdefault(names, set()).update(keys)
+        for tree, keys_by_index in wanted.items():
+            places |= self._tables[tree].with_keys(keys_by_index)
+        return places
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -143,7 +201,7 @@ class _KeyForm(runs.Form):
     """Changes that differ only in their values. ``read_keys``: None: they are changes of the whole table."""
 
     tree: int
-    read_keys: Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], Iterable[object]]]] | None
+    read_keys: Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], list[object]]]] | None
 
 
 class KeyReader:
@@ -169,7 +227,7 @@ class KeyReader:
         while place < count:
             groups, stop = places_by_header(records, place, count, 1, _MOST_READ)
             for places in groups.values():
-                if not self._read_alike([records[each] for each in places], found):
+                if not self._read_alike([records[each] for each in places], places, found):
                     return None
             if not groups:
                 if not self._changes_nothing(records[place]):
@@ -187,8 +245,8 @@ class KeyReader:
             return known is not None and known.relation == message
         return False
 
-    def _read_alike(self, records: Sequence[bytes], found: GroupKeys) -> bool:
-        """Read changes that begin alike. Return whether their table is followed."""
+    def _read_alike(self, records: Sequence[bytes], places: Sequence[int], found: GroupKeys) -> bool:
+        """Read changes that begin alike, with their places in the group. Return whether their table is followed."""
         place, count = 0, len(records)
         while place < count:
             read = self._latest.read(records, range(place, count), 1)
@@ -199,7 +257,7 @@ class KeyReader:
                 self._latest.add(form)
                 read = form.read(records, range(place, count), 1)
             form, rows = read
-            found.add(form, rows)
+            found.add(form, rows, places[place : place + len(rows)])
             place += len(rows)
             if not rows:
                 return False
@@ -223,7 +281,7 @@ class KeyReader:
 
 def _read_keys(
     message: Insert | Update | Delete, table: FollowedTable
-) -> Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], Iterable[object]]]] | None:
+) -> Sequence[tuple[UniqueKey, Callable[[Sequence[Row]], list[object]]]] | None:
     """How to read the keys of changes with this form."""
     inserts = isinstance(message, Insert)
     if table.keys is None or (table.inserts_alone if inserts else not table.finds_one):
@@ -252,8 +310,8 @@ def _is_exact(key: UniqueKey, kinds: bytes) -> bool:
     )
 
 
-def _reading(key: UniqueKey, offset: int) -> Callable[[Sequence[Row]], Iterable[object]]:
-    """A function that reads one key of each row. Keys of one column are values, others tuples."""
+def _reading(key: UniqueKey, offset: int) -> Callable[[Sequence[Row]], list[object]]:
+    """A function that reads the key of each row; None: no other row can have it. Keys of one column are values, others tuples."""
     columns = [offset + column for column in key.columns]
     get: Callable[[Row], Any] = itemgetter(*columns)
     alone = len(columns) == 1
@@ -263,11 +321,13 @@ def _reading(key: UniqueKey, offset: int) -> Callable[[Sequence[Row]], Iterable[
         return values[0] if alone else tuple(values)
 
     read = normalized if any(key.numeric) else get
-    if not key.nulls_differ:
-        return lambda rows: map(read, rows)
+    if alone and key.nulls_differ:
+        return lambda rows: [*map(read, rows)]
     if alone:
-        return lambda rows: [value for value in map(read, rows) if value is not None]
-    return lambda rows: [values for values in map(read, rows) if None not in values]
+        return lambda rows: [_NULL if value is None else value for value in map(read, rows)]
+    if key.nulls_differ:
+        return lambda rows: [None if None in values else values for values in map(read, rows)]
+    return lambda rows: [*map(read, rows)]
 
 
 def _plain_number(value: bytes | None) -> bytes | None:

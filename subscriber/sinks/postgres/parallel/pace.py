@@ -1,7 +1,8 @@
 """Which way to apply batches is faster here: by one session, or in groups by several.
 
 It depends on the servers, the tables and the load: groups are smaller than a batch, so that fewer changes can be made together, and this
-program does more work for them. So both are measured, and the faster one is used. The other one is tried now and then.
+program does more work for them. So both are measured, and the faster one is used. Now and then a part of a batch is applied in the other
+way.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from typing import Final
 
 __all__ = ["Pace"]
 
-_TRIES: Final = 16
-"""One of so many batches is applied in the slower way."""
+_TRIED: Final = 0.25
+"""The share of a batch that is applied in the slower way, to measure it; of a small batch, all of it."""
+_APART: Final = 64
+"""How many batches are applied for each that is applied in the slower way. If that is twice as slow, all take a 64th longer."""
 _WEIGHT: Final = 0.3
 """Of the latest batch, in the average."""
+_GAIN: Final = 0.95
+"""Groups are used if they take less than this share of the time: they take processor time that others may need."""
 
 
 class Pace:
@@ -21,18 +26,28 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}
-        self._count = 0
+        self._until_try = 0.0
 
-    def prefers_groups(self) -> bool:
-        """Whether to apply the next batch in groups."""
-        for in_groups in (True, False):
-            if in_groups not in self._seconds:
-                return in_groups
-        self._count += 1
-        return (self._seconds[True] < self._seconds[False]) is (self._count % _TRIES != 0)
+    def share_in_groups(self, least: float) -> float:
+        """Which share of the next batch to apply in groups, from its beginning.
+
+        Args:
+            least: the smallest share that can be applied in groups.
+        """
+        tried = _TRIED if least <= _TRIED else 1.0
+        if True not in self._seconds:
+            return tried
+        if False not in self._seconds:
+            return 0.0
+        groups_first = self._seconds[True] < _GAIN * self._seconds[False]
+        self._until_try -= 1
+        if self._until_try > 0:
+            return float(groups_first)
+        self._until_try = _APART * tried
+        return 1 - tried if groups_first else tried
 
     def note(self, seconds: float, changes: int, *, in_groups: bool) -> None:
-        """Note how long a batch took."""
+        """Note how long changes took."""
         each = seconds / changes
         before = self._seconds.get(in_groups, each)
         self._seconds[in_groups] = before + _WEIGHT * (each - before)

@@ -68,6 +68,7 @@ SELECT w.pid, EXISTS (
 ) AS of_another
 FROM waited_for AS w
 """
+_TERMINATE: Final = "SELECT pg_catalog.pg_terminate_backend(pid) FROM pg_catalog.unnest($1::int4[]) AS pid"
 _SUBSCRIPTIONS: Final = "SELECT oid::int8 AS oid FROM subscriber.pg_subscription"
 
 
@@ -212,7 +213,7 @@ class ParallelSessions:
         if await self._roll_back(session) and not self._closed and len(self._idle) < self._kept:
             self._idle.append(session)
         else:
-            await self._terminate(session)
+            await self._terminate({session})
         # after the await: if that is cancelled, close() still finds the session
         self._used.discard(session)
 
@@ -227,13 +228,14 @@ class ParallelSessions:
                 return True
         return False
 
-    async def _terminate(self, session: ApplySession) -> None:
+    async def _terminate(self, sessions: Collection[ApplySession]) -> None:
         # after the end of a connection, its PID may belong to another session
-        if not session.connection.closed:
+        if pids := [session.pid for session in sessions if not session.connection.closed]:
             with contextlib.suppress(TargetError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_SECONDS):
-                    await self._reader.fetch("SELECT pg_catalog.pg_terminate_backend($1)", session.pid)
-        await self._close(session)
+                    await self._reader.fetch(_TERMINATE, pids)
+        # together: each waits for the server
+        await asyncio.gather(*map(self._close, sessions))
 
     async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
         """Those of our PIDs that hold a lock for which ``pid`` waits, directly or through others.
@@ -258,8 +260,7 @@ class ParallelSessions:
         idle, self._idle = self._idle, []
         used, self._used = self._used, set()
         try:
-            # together: each waits for the server
-            await asyncio.gather(*map(self._terminate, used))
+            await self._terminate(used)
         finally:
             # also if the target does not answer
             await asyncio.gather(*map(self._close, (*idle, *used)))

@@ -140,6 +140,40 @@ def test_without_the_old_rows_the_order_shows_in_errors_only(history: tuple[Rows
             assert apply(after, first) == (0, both(rows, first, second)[2])
 
 
+def divided(remote: Remote, history: tuple[Rows, list[Change], list[Change]]) -> tuple[list[Change], list[Change]]:
+    """The second group: what is made before the first one, and what after it."""
+    _, first, second = history
+    one, two = (keys_of(remote, changes, PRIMARY, MAIL, PAIR) for changes in (first, second))
+    late = two.late([two.meets(one)])
+    parts: tuple[list[Change], list[Change]] = ([], [])
+    for place, change in enumerate(second):
+        parts[place in late].append(change)
+    return parts
+
+
+@given(histories())
+@settings(max_examples=1000)
+def test_changes_without_a_key_in_common_are_made_before_the_first_group(history: tuple[Rows, list[Change], list[Change]]) -> None:
+    rows, first, second = history
+    early, late = divided(FULL, history)
+    missed, after = apply(rows, early)
+    assert (missed, apply(after, first)[0]) == (0, 0)
+    assert both(after, first, late) == both(rows, first, second)
+
+
+@given(histories())
+@settings(max_examples=1000)
+def test_without_the_old_rows_it_shows_in_errors_only(history: tuple[Rows, list[Change], list[Change]]) -> None:
+    rows, first, second = history
+    early, late = divided(PLAIN, history)
+    result, after = apply(rows, early)
+    assert result in {"error", 0}
+    if result == 0:
+        one, two, after = both(after, first, late)
+        assert one == 0
+        assert two == "error" or (two, after) == both(rows, first, second)[1:]
+
+
 def found_mistake(*indexes: UniqueKey) -> bool:
     """Whether a history shows that these indexes are not enough."""
 
@@ -214,6 +248,30 @@ def test_tables_without_known_keys() -> None:
     assert meet(T.update(1, "1", ""), T.update(2, "2", ""), finds_one=False)
 
 
+def late(*messages: Message, earlier: Sequence[Message], **table: object) -> set[int]:
+    found, before = group(*messages, **table), [group(message, **table) for message in earlier]
+    assert found is not None
+    return found.late([found.meets(each) for each in before if each is not None])
+
+
+def test_changes_that_wait() -> None:
+    changes: list[Message] = [
+        T.insert(1, "1", ""),
+        T.update(2, UNCHANGED, ""),
+        T.insert(3, "3", ""),
+        T.delete(2, None, None),
+        ONE.insert("x"),
+    ]
+    assert late(*changes, earlier=[]) == set()
+    assert late(*changes, earlier=[T.delete(2, None, None)]) == {1, 3}
+    assert late(*changes, earlier=[T.insert(9, "3", ""), T.insert(8, "1.0", "")]) == {0, 2}
+    # through the number: 7 of the first, 5 of the second
+    chain: list[Message] = [T.insert(1, "5", ""), T.update(4, "5", "", old=(3, None, None)), T.insert(2, "7", ""), T.update(3, "7", "")]
+    assert late(*chain, earlier=[T.delete(2, None, None)]) == {0, 1, 2, 3}
+    assert late(*changes, earlier=[ONE.delete("x")]) == {4}
+    assert late(*changes, earlier=[T.insert(9, "9", "")], keys=None) == {0, 1, 2, 3}
+
+
 def test_nulls_that_are_equal() -> None:
     equal = replace(NUMBER, nulls_differ=False)
     assert meet(T.insert(1, None, ""), T.insert(2, None, ""), keys=(PRIMARY, equal))
@@ -248,9 +306,9 @@ def test_values_are_read_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> No
     sizes = []
     add = GroupKeys.add
 
-    def observed(self: GroupKeys, form: Any, rows: Sequence[Any]) -> None:
+    def observed(self: GroupKeys, form: Any, rows: Sequence[Any], places: Sequence[int]) -> None:
         sizes.append(len(rows))
-        add(self, form, rows)
+        add(self, form, rows, places)
 
     monkeypatch.setattr(GroupKeys, "add", observed)
     found = group(*(T.insert(number, str(number), "x" * 100) for number in range(50)), T.relation, T.insert(50, "50", ""))
@@ -267,4 +325,4 @@ def test_changes_of_many_forms_are_read() -> None:
     for number in (*range(5), *range(10, 15)):
         other = group(T.delete(number, None, None))
         assert other is not None
-        assert found.meets(other) == {1}
+        assert found.meets(other).keys() == {1}
