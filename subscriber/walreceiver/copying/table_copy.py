@@ -34,21 +34,10 @@ __all__ = [
     "is_rewritten",
     "is_whole",
     "lock_query",
-    "parallel_range_size",
     "whole_table",
 ]
 
 _BLOCK = 8192
-_LEAST = 32 * 1024**2
-
-
-def parallel_range_size(table: PublishedTable, most: int, workers: int) -> int:
-    """Return the size of the ranges in which several workers copy a table: at most ``most`` bytes.
-
-    Each worker gets two ranges or more, so that all end at about the same time. But a range below 32 MB is not worth its sessions. The
-    partitions of a partitioned table are parts of their own, and there may be thousands.
-    """
-    return min(max(table.size // (workers * 2), _LEAST), most) if workers > 1 and table.kind == "r" else most
 
 
 def copy_ranges(size: int, range_size: int, block_size: int = _BLOCK) -> list[BlockRange | None]:

@@ -19,7 +19,6 @@ from subscriber.walreceiver.copying.table_copy import (
     is_intact,
     is_renamed,
     is_rewritten,
-    parallel_range_size,
 )
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session
@@ -175,20 +174,6 @@ async def test_plan_of_a_range_reads_only_the_range(publisher_db: Database) -> N
         select = query.removeprefix("COPY (").removesuffix(") TO STDOUT")
         plan = "\n".join(line or "" for (line,) in await reader.execute(f"EXPLAIN {select}"))
         assert "Tid Range Scan" in plan
-
-
-@pytest.mark.matrix
-async def test_workers_share_a_table_below_the_range_size(publisher_db: Database) -> None:
-    publisher_db.execute("CREATE TABLE t (a int); CREATE PUBLICATION p FOR TABLE t")
-    async with await WalReceiverConnection.connect(publisher_db.dsn, application_name="test") as connection:
-        (table,) = await published_tables(connection, ["p"])
-    megabyte = 1024**2
-    large = replace(table, size=200 * megabyte)
-    assert parallel_range_size(large, 256 * megabyte, 2) == 50 * megabyte
-    assert parallel_range_size(large, 40 * megabyte, 2) == 40 * megabyte
-    assert parallel_range_size(large, 256 * megabyte, 8) == 32 * megabyte, "smaller ranges are not worth their sessions"
-    assert parallel_range_size(large, 256 * megabyte, 1) == 256 * megabyte, "one worker alone"
-    assert parallel_range_size(replace(large, kind="p"), 256 * megabyte, 2) == 256 * megabyte, "there may be many partitions"
 
 
 async def test_inheritance_children_are_copied_on_their_own(publisher_db: Database) -> None:

@@ -37,19 +37,15 @@ class PublishedSnapshot:
     Args:
         snapshot: the exported snapshot.
         range_size: maximum size of a part in bytes.
-        workers: how many parts of a table are copied at once.
         rate: limits what is read here; not what a sink reads in its own sessions.
         copied: the bytes that were read of each table.
     """
 
-    def __init__(
-        self, snapshot: ExportedSnapshot, range_size: int, workers: int, rate: RateLimit, copied: MutableMapping[TableName, int]
-    ) -> None:
+    def __init__(self, snapshot: ExportedSnapshot, range_size: int, rate: RateLimit, copied: MutableMapping[TableName, int]) -> None:
         self._rate = rate
         self._bytes = copied
         self._snapshot = snapshot
         self._range_size = range_size
-        self._workers = workers
 
     @property
     def consistent_point(self) -> Lsn:
@@ -57,9 +53,8 @@ class PublishedSnapshot:
         return self._snapshot.consistent_point
 
     async def parts(self, table: PublishedTable, copy_format: CopyFormat, rows: Callable[[int], None]) -> list[CopyPart]:
-        """Divide the table's published rows into parts, enough for all workers. Each part is read by its own session."""
-        found = await self._find_parts(table, table_copy.parallel_range_size(table, self._range_size, self._workers))
-        return [partial(self._read, table, part, copy_format, rows) for part in found]
+        """Divide the table's published rows into parts. Each part is read by its own session."""
+        return [partial(self._read, table, part, copy_format, rows) for part in await self._find_parts(table)]
 
     async def reconcile(
         self,
@@ -102,11 +97,11 @@ class PublishedSnapshot:
         async with self._snapshot.reader() as reader:
             await _verify(table, reader)
 
-    async def _find_parts(self, table: PublishedTable, range_size: int) -> list[table_copy.CopyPart]:
-        if table.size <= range_size:
+    async def _find_parts(self, table: PublishedTable) -> list[table_copy.CopyPart]:
+        if table.size <= self._range_size:
             return [table_copy.whole_table(table)]
         async with self._snapshot.reader() as reader:
-            return await table_copy.copy_parts(reader, table, range_size)
+            return await table_copy.copy_parts(reader, table, self._range_size)
 
     @contextlib.asynccontextmanager
     async def _read(

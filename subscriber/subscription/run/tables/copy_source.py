@@ -65,7 +65,7 @@ class PublisherSource:
         async with self.exported(slot_name, temporary=False) as snapshot:
             settings = self._spec.settings
             copied = self._spec.sink.statistics.copied_bytes
-            yield PublishedSnapshot(snapshot, settings.copy_range_size, settings.max_copy_workers_per_table, self._rate, copied)
+            yield PublishedSnapshot(snapshot, settings.copy_range_size, self._rate, copied)
 
     @contextlib.asynccontextmanager
     async def group(self, slot_name: str) -> AsyncIterator[PublishedGroup]:
