@@ -142,12 +142,12 @@ async def test_a_table_that_is_read_again_while_a_group_is_sent(
     send, apply_group, begun, made = GroupAttempt._run, Applier.apply_group, asyncio.Event(), asyncio.Event()
 
     class Sender(TransactionSender):
-        async def send(self, transactions: Iterable[Transaction]) -> None:
+        async def send(self, transactions: Iterable[Transaction], chosen: Iterable[int] | None = None) -> None:
             if not begun.is_set():
                 begun.set()
                 target_db.execute(TRIGGER)
                 self._relations.forget_targets()
-            await super().send(transactions)
+            await super().send(transactions, chosen)
 
     async def run(self: GroupAttempt) -> None:
         await send(self)

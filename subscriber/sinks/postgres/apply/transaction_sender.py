@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress, islice
 from typing import Final
 
 from subscriber import crash_points
@@ -90,8 +90,12 @@ class TransactionSender:
         # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so
         self._left_out: dict[int, ChangeContext] = {}
 
-    async def send(self, transactions: Iterable[Transaction]) -> None:
+    async def send(self, transactions: Iterable[Transaction], chosen: Iterable[int] | None = None) -> None:
         """Send all changes of transactions that the gate lets through. The last ones may wait for :meth:`finish`.
+
+        Args:
+            transactions: the transactions.
+            chosen: for each record of them, whether to send it; None: all. For transactions that are in memory.
 
         Raises:
             RelationError: a relation does not map to its target.
@@ -101,6 +105,7 @@ class TransactionSender:
         """
         records: list[bytes] = []
         contexts: list[ChangeContext] = []
+        left = None if chosen is None else iter(chosen)
         try:
             for transaction in transactions:
                 lsn, found = transaction.final_lsn, transaction.records
@@ -110,13 +115,13 @@ class TransactionSender:
                     records += found
                     contexts += [context] * len(found)
                 if alone or len(records) >= MOST_ROWS:
-                    await self._send(records, contexts, prefixed=False)
+                    await self._send(*_chosen(records, contexts, left), prefixed=False)
                     records, contexts = [], []
                 if alone:
                     async for chunk in transaction.chunks():
-                        await self._send(chunk, [context] * len(chunk), prefixed=transaction.prefixed)
+                        await self._send(*_chosen(chunk, [context] * len(chunk), left), prefixed=transaction.prefixed)
                         del chunk  # do not keep it while the next one is read
-            await self._send(records, contexts, prefixed=False)
+            await self._send(*_chosen(records, contexts, left), prefixed=False)
         except SubscriberError:
             # the server may reject an earlier change, and that error comes first
             self._sets.flush()
@@ -367,6 +372,16 @@ class TransactionSender:
             self._pipeline.send(delete_all(mapping), context)
             if restart_identity:
                 self._pipeline.send(restart_sequences(mapping), context)
+
+
+def _chosen(
+    records: Sequence[bytes], contexts: Sequence[ChangeContext], left: Iterator[int] | None
+) -> tuple[Sequence[bytes], Sequence[ChangeContext]]:
+    """Those of the records for which the next of ``left`` are true."""
+    if left is None:
+        return records, contexts
+    chosen = list(islice(left, len(records)))
+    return list(compress(records, chosen)), list(compress(contexts, chosen))
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from psycopg.pq.abc import PGresult
@@ -27,6 +27,7 @@ from subscriber.transaction.model import Transaction
 __all__ = ["GroupAttempt"]
 
 _READ_AGAIN: Final = "a table of the target was read again"
+_INVERTED: Final = bytes([1, 0]) + bytes(254)
 _HOLDS_UP: Final = "it held up transactions before it"
 _CONFLICT: Final = "a change did not find its row, or found one that another origin changed"
 
@@ -66,7 +67,14 @@ class GroupAttempt:
         self._transactions = transactions
         self._gate = gate
         self._mappings = mappings
-        self._late = late
+        self._late: bytearray | None = None
+        self._early: bytearray | None = None
+        if late:
+            count = sum([len(transaction.records) for transaction in transactions])
+            self._late = bytearray(count)
+            for place in late:
+                self._late[place] = 1
+            self._early = self._late.translate(_INVERTED)
         self._counted = Counted()
         self._targets: set[Fingerprint] = set()
         self._wal: Lsn | None = None
@@ -114,7 +122,7 @@ class GroupAttempt:
             without_sets=self._applier.without_sets,
             differs=self._applier.differs,
         )
-        await sender.send(self._parts(late=late) if self._late else self._transactions)
+        await sender.send(self._transactions, self._late if late else self._early)
         sender.finish()
         # the sender uses what was read again, but what is followed, and made early, was decided before
         self._require_mappings()
@@ -124,16 +132,6 @@ class GroupAttempt:
         mapped = self._applier.relations.mapped
         if any(mapped(relation_id) is not mapping for relation_id, mapping in self._mappings.items()):
             raise TargetError(_READ_AGAIN)
-
-    def _parts(self, *, late: bool) -> Iterator[Transaction]:
-        """The transactions with their changes of one part only."""
-        first = 0
-        for transaction in self._transactions:
-            part = transaction.without_records()
-            part.records = [record for place, record in enumerate(transaction.records, first) if (place in self._late) is late]
-            first += len(transaction.records)
-            if part.records:
-                yield part
 
     def _completed(self, statement: Statement, context: object, result: PGresult) -> None:
         if statement.message_type:
