@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
-__all__ = ["FOLDER", "MODULES", "VARIABLE", "compiled_file", "implementation", "install", "source_file"]
+__all__ = ["FOLDER", "MODULES", "VARIABLE", "compiled_file", "declarations_file", "implementation", "install", "source_file"]
 
 VARIABLE: Final = "SUBSCRIBER_IMPLEMENTATION"
 MODULES: Final = (
@@ -25,6 +25,7 @@ MODULES: Final = (
     "subscriber.protocol.tuples",
     "subscriber.sinks.postgres.apply.arrays",
     "subscriber.transaction.reassembly",
+    "subscriber.walreceiver.copy_data",
 )
 """The modules of the compiled core."""
 _PACKAGE: Final = os.path.dirname(os.path.abspath(__file__))
@@ -37,10 +38,18 @@ def source_file(module: str) -> str:
     return os.path.join(_PACKAGE, *module.split(".")[1:]) + ".py"
 
 
+def declarations_file(module: str) -> str:
+    """The path of a module's declarations in Cython. Few modules have them: those that call functions in C."""
+    return source_file(module).removesuffix(".py") + ".pxd"
+
+
 def compiled_file(module: str) -> str:
     """The path of the compiled form of a module, which may not exist."""
-    with open(source_file(module), "rb") as source:
-        digest = importlib.util.source_hash(source.read()).hex()
+    content = b""
+    for name in filter(os.path.exists, (source_file(module), declarations_file(module))):
+        with open(name, "rb") as source:
+            content += source.read()
+    digest = importlib.util.source_hash(content).hex()
     return os.path.join(FOLDER, f"{module}-{digest}{importlib.machinery.EXTENSION_SUFFIXES[0]}")
 
 

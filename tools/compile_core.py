@@ -52,6 +52,8 @@ def _compile(modules: list[str], files: dict[str, str], core: ModuleType, folder
         copy.parent.mkdir(exist_ok=True)
         source = Path(core.source_file(module)).read_text(encoding="utf-8")
         copy.write_text(source.replace("from subscriber import _cython as cython\n", "import cython\n"), encoding="utf-8")
+        if (declarations := Path(core.declarations_file(module))).exists():
+            shutil.copy(declarations, copy.with_suffix(".pxd"))
         extensions.append(Extension(module, [str(copy)], extra_compile_args=["-O2", "-g0"]))
     compiled = cythonize(extensions, build_dir=str(folder / "c"), compiler_directives=DIRECTIVES, quiet=True)
     command = Distribution({"name": "core", "ext_modules": compiled}).get_command_obj("build_ext")

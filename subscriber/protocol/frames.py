@@ -8,13 +8,12 @@ an Origin). So these LSNs are not positions to resume from, and they do not grow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from struct import Struct
 from struct import error as StructError
 from typing import Final, assert_never
 
-from subscriber import _cython as cython
 from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.malformed import ends_early, malformed, tag_name, trailing_bytes
@@ -26,7 +25,6 @@ __all__ = [
     "XLogData",
     "decode_frame",
     "decode_status_update",
-    "drain",
     "encode_frame",
     "header",
     "payloads",
@@ -124,47 +122,6 @@ def decode_frame(data: bytes) -> XLogData | PrimaryKeepalive:
 def header(data: bytes) -> XLogData | PrimaryKeepalive:
     """Decode as :func:`decode_frame`, but without the payload of an XLogData, so that a large one is not copied."""
     return decode_frame(data[:PAYLOAD] if data[:1] == b"w" else data)
-
-
-def drain(
-    get_copy_data: Callable[[int], tuple[int, bytes | memoryview]],
-    consume_input: Callable[[], None],
-    messages: list[bytes],
-    size: int,
-    reads: int,
-) -> tuple[bool, int]:
-    """Add the CopyData messages that have arrived to a list.
-
-    Args:
-        get_copy_data: as in libpq: gives the size of the next message, and the message; 0: there is none; negative: the stream has ended.
-        consume_input: reads what has arrived.
-        messages: the list. It is complete up to an error that one of the two raises.
-        size: end after so many bytes.
-        reads: end after so many reads that brought no message.
-
-    Returns:
-        Whether the stream has ended, and how many bytes were added.
-    """
-    left: cython.Py_ssize_t = size
-    fruitless: cython.Py_ssize_t = 0
-    count: cython.Py_ssize_t
-    add = messages.append
-    while left > 0:
-        count, data = get_copy_data(1)
-        if count > 0:
-            add(bytes(data))
-            # free libpq's copy before the next message
-            del data
-            left -= count
-            fruitless = 0
-        elif count < 0:
-            return True, size - left
-        elif fruitless < reads:
-            fruitless += 1
-            consume_input()
-        else:
-            break
-    return False, size - left
 
 
 def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[bytes]:

@@ -17,9 +17,9 @@ import psycopg
 from psycopg import pq
 
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError, UndecidedTransaction
-from subscriber.protocol.frames import drain
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
+from subscriber.walreceiver.copy_data import drain
 from subscriber.walreceiver.publisher_errors import connection_lost, result_error
 from subscriber.walreceiver.session import Session
 
@@ -81,7 +81,7 @@ class WalSenderStream:
         if self._failure is not None:
             return messages
         try:
-            if drain(self._pgconn.get_copy_data, self._pgconn.consume_input, messages, _DRAIN_BYTES, self._reads)[0]:
+            if drain(self._pgconn, messages, _DRAIN_BYTES, self._reads)[0]:
                 self._failure = self._ended()
         except psycopg.Error as error:
             self._failure = connection_lost(error)

@@ -19,11 +19,11 @@ from psycopg import pq
 from subscriber.errors import PublisherError, PublisherUnavailable, SubscriberError
 from subscriber.interfaces import CopyFormat
 from subscriber.interfaces.conditions import SETTING_NAME
-from subscriber.protocol.frames import drain
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.quoting import quote_literal
 from subscriber.waits import moved
 from subscriber.walreceiver.connection import WalReceiverConnection
+from subscriber.walreceiver.copy_data import drain
 from subscriber.walreceiver.publisher_errors import connection_lost, result_error
 from subscriber.walreceiver.session import Row, Session
 
@@ -139,7 +139,7 @@ class SnapshotReader(Session):
         try:
             while True:
                 # a busy publisher has sent more by now, and to wait for the socket costs as much as a hundred rows: so it reads once first
-                ended, size = drain(self.pgconn.get_copy_data, self.pgconn.consume_input, messages, missing, 1)
+                ended, size = drain(self.pgconn, messages, missing, 1)
                 missing -= size
                 if ended or missing <= 0:
                     return messages, ended
