@@ -67,6 +67,16 @@ async def test_a_row_that_all_change_is_changed_in_the_turn(
     assert not counts.failed
 
 
+async def test_changes_of_other_rows_do_not_wait(publisher18_db: Database, target_db: Database, counts: Counts) -> None:
+    """All transactions change the same row of a table, and others. The bug was that all changes of the table waited for the row."""
+    make(publisher18_db, target_db)
+    write = partial(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x'), (-i, -i, 'x'); UPDATE t SET v = i WHERE id = 1", 300)
+    async with behind(publisher18_db, target_db, write, copy_data=False) as found:
+        await found.same(ROWS)
+        assert found.subscription.status.statistics.parallel_transactions > 30
+    assert not counts.failed
+
+
 async def test_a_part_of_a_batch_is_applied_in_groups(
     publisher18_db: Database, target_db: Database, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

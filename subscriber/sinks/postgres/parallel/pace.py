@@ -15,6 +15,8 @@ _TRIED: Final = 0.25
 """The share of a batch that is applied in the slower way, to measure it; of a small batch, all of it."""
 _APART: Final = 64
 """How many batches are applied for each that is applied in the slower way. If that is twice as slow, all take a 64th longer."""
+_SOON: Final = 4.0
+"""The first try is repeated after so many batches: sessions that are new are slower."""
 _WEIGHT: Final = 0.3
 """Of the latest batch, in the average."""
 _GAIN: Final = 0.95
@@ -26,7 +28,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}
-        self._until_try = 0.0
+        self._until_try = _SOON
 
     def share_in_groups(self, least: float) -> float:
         """Which share of the next batch to apply in groups, from its beginning.
