@@ -192,6 +192,7 @@ def test_run_imports_what_it_needs() -> None:
     assert "subscriber.subscription.run.run" in modules
     others = {"consumer.plugin_stream", "consumer.transactions", "cli.service.configured_run", "subscription.launcher", "sinks.spark"}
     others |= {"subscription.run.tables.new_tables", "subscription.run.continuous_verification", "sinks.sqlalchemy", "schema.inspection"}
+    others |= {"subscription.run.reconciliation", "verification"}
     assert not {f"subscriber.{name}" for name in others} & modules
 
 

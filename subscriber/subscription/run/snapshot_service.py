@@ -25,7 +25,6 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.target_session import TargetSession
-from subscriber.verification.tables import was_rewritten_query
 from subscriber.walreceiver.copying.exported_snapshots import SnapshotExporter, TakenSnapshot
 from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from subscriber.walreceiver.publication import published_tables
@@ -194,6 +193,8 @@ class SnapshotService:
                 f'table "{name}" has a key whose text is another one in the target: its rows cannot be repaired one by one',
                 hint="reconcile it as a whole: `subscriber alter NAME --resync SCHEMA.TABLE`",
             )
+
+        from subscriber.verification.tables import was_rewritten_query  # noqa: PLC0415 -- most runs do not need it
 
         async def repair(answer: dict[str, Any], lsn: Lsn) -> None:
             # a copy may have begun since the verification

@@ -22,7 +22,6 @@ from subscriber.interfaces import (
 )
 from subscriber.protocol.lsn import Lsn
 from subscriber.rate_limit import RateLimit
-from subscriber.subscription.run.reconciliation import reconcile
 from subscriber.walreceiver.copying import table_copy
 from subscriber.walreceiver.copying.snapshot import ExportedSnapshot, SnapshotReader
 
@@ -68,6 +67,7 @@ class PublishedSnapshot:
         mode: SyncMode,
     ) -> ReconciledRows | None:
         """See :meth:`subscriber.apply.tables.table_synchronization.SnapshotSource.reconcile`."""
+        from subscriber.subscription.run.reconciliation import reconcile  # noqa: PLC0415 -- most runs do not need it
 
         def read(condition: Condition, count: Callable[[int], None]) -> CopyPart:
             part = table_copy.CopyPart(table.publisher_name, table.relation_id, only=table.kind == "r", condition=condition)
@@ -214,6 +214,8 @@ class PublishedGroup:
             CopyOutdated, PublisherError: as :meth:`rows`.
             TargetError: or a subclass.
         """
+        from subscriber.subscription.run.reconciliation import reconcile  # noqa: PLC0415 -- as above
+
         async with self._reading(table) as (reader, whole):
 
             @contextlib.asynccontextmanager
