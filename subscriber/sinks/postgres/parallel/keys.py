@@ -27,7 +27,7 @@ Some groups have no keys at all: those with TRUNCATE, with a new description of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
@@ -42,6 +42,8 @@ __all__ = ["MOST_KEYS", "FollowedTable", "GroupKeys", "KeyReader", "Meeting", "U
 
 MOST_KEYS: Final = 50_000
 """The number of keys of one table that a group keeps."""
+_MOST_STEPS: Final = 8
+"""From a change to others that have a key in common with it, before all changes of the table wait."""
 _NULL: Final = ()
 """The key NULL of one column, if NULLs are equal."""
 _MOST_READ: Final = 1024**2
@@ -132,10 +134,13 @@ class _Changed:
         found = {names: keys & other.keys[names] for names, keys in self.keys.items() if names in other.keys}
         return {names: keys for names, keys in found.items() if keys}
 
-    def with_keys(self, wanted: dict[_Names, set[object]]) -> set[int]:
-        """The places of the changes with one of these keys, and of those that have a key in common with such a change, and so on."""
+    def with_keys(self, wanted: dict[_Names, set[object]]) -> Collection[int]:
+        """The places of the changes with one of these keys, and of those that have a key in common with such a change, and so on.
+
+        Returns all places if that goes further than :data:`_MOST_STEPS`.
+        """
         found: set[int] = set()
-        while True:
+        for _ in range(_MOST_STEPS):
             before = len(found)
             for places, columns in self._runs:
                 for names, values in columns:
@@ -147,6 +152,7 @@ class _Changed:
                 for names, values in columns:
                     more = {value for place, value in zip(places, values, strict=True) if place in found}
                     wanted.setdefault(names, set()).update(more - {None})
+        return self.places
 
 
 class GroupKeys:
@@ -192,7 +198,7 @@ class GroupKeys:
                 for names, keys in common.items():
                     wanted.setdefault(tree, {}).setdefault(names, set()).update(keys)
         for tree, keys_by_index in wanted.items():
-            places |= self._tables[tree].with_keys(keys_by_index)
+            places.update(self._tables[tree].with_keys(keys_by_index))
         return places
 
 

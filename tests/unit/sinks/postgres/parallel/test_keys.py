@@ -272,6 +272,15 @@ def test_changes_that_wait() -> None:
     assert late(*changes, earlier=[T.insert(9, "9", "")], keys=None) == {0, 1, 2, 3}
 
 
+def test_a_long_chain_of_keys() -> None:
+    """Each row takes the number of the next one, and back. All changes of the table wait: the bug was time in the square of their count."""
+    others = [T.insert(100 + number, str(200 + number), "") for number in range(20)]
+    chain = [part for number in range(20) for part in (T.update(number, str(number + 1), ""), others[number])]
+    shifts: list[Message] = [*chain, *(T.update(number, str(number), "") for number in range(20)), ONE.insert("x")]
+    assert late(*shifts, earlier=[T.delete(0, None, None)]) == set(range(60))
+    assert late(*shifts, earlier=[T.delete(100, None, None)]) == {1}
+
+
 def test_nulls_that_are_equal() -> None:
     equal = replace(NUMBER, nulls_differ=False)
     assert meet(T.insert(1, None, ""), T.insert(2, None, ""), keys=(PRIMARY, equal))
