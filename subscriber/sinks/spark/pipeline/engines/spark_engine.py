@@ -1,7 +1,7 @@
 """Engine ``spark``: executors of Spark fold the changes, and read and write the rows of tables; the driver plans and commits.
 
-A round is one Spark job. Its tasks run the units of all tables: a few tasks for each core, each with several units, because starting a task
-takes longer than a small unit does. There are two kinds of units:
+A round is one query of Spark: ``mapInArrow`` over a DataFrame with a row for each task. The tasks run the units of all tables: a few tasks
+for each core, each with several units, because starting a task takes longer than a small unit does. There are two kinds of units:
 
 * Usually a unit rewrites its files with pyarrow, and delta-rs commits them. This needs no jar and no shuffle.
 * If a table has a feature that only Delta writes, and the session has Delta's extension, its units only fold their changes
@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import heapq
 import logging
+import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
+
+import pyarrow as pa
 
 from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
@@ -42,7 +45,6 @@ from subscriber.sinks.spark.tables.lake_columns import ADDED
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import DataFrame, SparkSession
 
@@ -116,6 +118,7 @@ class SparkEngine(Engine):
                 self._can_merge = creates_versions_once(spark, location.uri)
         except job_errors() as error:
             raise job_failed(spark, error) from error
+        self._units = spark.newSession()
         self._sessions: dict[str, SparkSession] = {}
 
     def merges(self, work: TableRound) -> bool:
@@ -166,20 +169,24 @@ class SparkEngine(Engine):
             return []
         location = self._location
 
-        def work(pack: Sequence[tuple[int, _Item]]) -> Iterator[tuple[int, _Result | SubscriberError]]:
-            return _run_pack(location, function, pack)
+        def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return _run_packs(location, function, batches)
 
         try:
             context = self._spark.sparkContext
             loads = [weight + _UNIT_ROWS for weight in weights]
             packs = packed(loads, task_count(sum(loads), context.defaultParallelism))
-            tasks = [[(number, items[number]) for number in pack] for pack in packs]
+            tasks = [pickle.dumps([(number, items[number]) for number in pack]) for pack in packs]
             _name_jobs(context, what)
-            # no DataFrame: only Python does the work, and planning a query would double the time
-            found = context.parallelize(tasks, len(tasks)).flatMap(work).collect()
+            # so that each row is a task
+            self._units.conf.set("spark.sql.leafNodeDefaultParallelism", str(len(tasks)))
+            units = self._units.createDataFrame(pa.table({"units": pa.array(tasks, pa.binary())}))
+            found = units.mapInArrow(work, "outcomes binary").toArrow()
         except job_errors() as error:
             raise job_failed(self._spark, error) from error
-        outcomes: dict[int, _Result | SubscriberError] = dict(found)
+        outcomes: dict[int, _Result | SubscriberError] = {}
+        for outcome in found["outcomes"].to_pylist():
+            outcomes.update(pickle.loads(outcome))  # noqa: S301 -- of our executors
         return [outcomes[number] for number in range(len(items))]
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
@@ -279,13 +286,15 @@ def _is_mergeable(work: TableRound) -> bool:
     return keyed and plain and _DELTAS_NAMES.isdisjoint(map(folded_name, schema.current.names))
 
 
-def _run_pack(
-    location: Location, function: Callable[[Storage, _Item], _Result], pack: Sequence[tuple[int, _Item]]
-) -> Iterator[tuple[int, _Result | SubscriberError]]:
-    """Call a function on an executor. Return for each item its number, and its result or the error."""
+def _run_packs(
+    location: Location, function: Callable[[Storage, _Item], _Result], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Call a function on an executor, for each item in the rows. Return for each item its number, and its result or the error."""
     storage = Storage.open(location)
     try:
-        for number, item in pack:
-            yield number, attempt(function, storage, item)
+        for batch in batches:
+            for pack in batch.column(0).to_pylist():
+                outcomes = [(number, attempt(function, storage, item)) for number, item in pickle.loads(pack)]  # noqa: S301 -- of our driver
+                yield pa.record_batch([pa.array([pickle.dumps(outcomes)], pa.binary())], names=["outcomes"])
     finally:
         forget_jars()
