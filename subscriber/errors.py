@@ -204,13 +204,14 @@ class SubscriptionChanged(TargetError):
 
 
 class MissingColumns(NamedTuple):
-    """Published columns that a table of the target lacks.
+    """Published columns that a table of the target lacks, or has with another type.
 
     Attributes:
         relation_id: oid of the table on the publisher.
         namespace, name: of the table in the target.
         columns: name, and oid and modifier of the type, of each column.
         present: name, and oid of the type, of the columns that the table of the target has.
+        retyped: name, and oid and modifier of the type, of columns that have another type in the target.
     """
 
     relation_id: int
@@ -218,6 +219,7 @@ class MissingColumns(NamedTuple):
     name: str
     columns: tuple[tuple[str, int, int], ...]
     present: tuple[tuple[str, int], ...] = ()
+    retyped: tuple[tuple[str, int, int], ...] = ()
 
 
 class RelationError(TargetError):

@@ -143,9 +143,9 @@ class GroupingSink(Protocol):
 
 @runtime_checkable
 class SchemaGapSink(Protocol):
-    """An opened sink whose tables get new columns by themselves, with NULL in the rows that they have.
+    """An opened sink whose tables get new columns and types by themselves, with NULL or the same values in the rows that they have.
 
-    Before it takes a change of a table that has got or lost columns, it raises a :class:`subscriber.RelationError` with
+    Before it takes a change of a table whose columns have changed, it raises a :class:`subscriber.RelationError` with
     ``missing_columns``.
     """
 

@@ -58,4 +58,4 @@ async def test_new_columns_keep_the_clustering(tmp_path: Path, delta: SparkSessi
     await sink.close()
     (told,) = delta.sql(f"DESCRIBE DETAIL {uri}").collect()
     assert told["clusteringColumns"] == ["id"]
-    assert {field.name for field in delta.table(uri).schema if "subscriber.added" in field.metadata} == {"amount", "tags"}
+    assert {"amount", "tags"} <= {*delta.table(uri).schema.names}

@@ -206,6 +206,7 @@ class OpenedSparkSink:
         else:
             # a long transaction, of which a part was written. It comes again
             position = await run_in_thread(lambda: self.lake.landed() or INVALID_LSN)
+        gap = gap or opened.gaps.gap(missing)
         again = opened.gaps.copies_again(missing, gap)
         await self._change(lambda state: opened.gaps.changed(state, missing, gap, position, again=again))
         return TableEntry(TableState.INIT) if again else None

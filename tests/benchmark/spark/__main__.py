@@ -11,6 +11,7 @@ Workloads, chosen with ``WORKLOAD=price,tables``; without it all of them run. Ea
 * ``scaling``: processor seconds a change and the driver's part, with one, two and four executors, and ROWS changes (20,000,000);
 * ``copy``: the initial copy of a table of ROWS (1,000,000) rows, beside Spark's JDBC reader with four
   partitions;
+* ``registration``: ``--register`` with ROWS (500) tables, and with half of them: the first one, and later ones;
 * ``landing``: a subscription into a lake beside ``pg_recvlogical`` into ``/dev/null``.
 
 ``ENGINE=local,spark`` leaves out the script. ``SECONDS=10`` shortens ``price``. Each contender has a process and a Spark session of its own
@@ -32,7 +33,7 @@ from typing import Final
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from tests.benchmark.spark.contender import CONF
 from tests.benchmark.spark.publisher import copy_by_jdbc, copy_by_us, copy_small_tables, landed, publisher
-from tests.benchmark.spark.workloads import SCRIPT, Run, backlog, in_turns, memory, price, scaling, tables, tell, verdict
+from tests.benchmark.spark.workloads import SCRIPT, Run, backlog, in_turns, memory, price, registration, scaling, tables, tell, verdict
 
 JDBC: Final = "org.postgresql:postgresql:42.7.7"
 SMALL: Final = 200
@@ -93,6 +94,7 @@ WORKLOADS: Final[dict[str, Callable[[Run], None]]] = {
     "backlog": backlog,
     "memory": memory,
     "scaling": scaling,
+    "registration": registration,
     "copy": copy,
     "landing": landing,
 }
@@ -103,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.spark")
     parser.add_argument("--workload", default=",".join(WORKLOADS), help="names, separated by commas")
     parser.add_argument("--engine", default=f"local,spark,{SCRIPT}", help="contenders, separated by commas")
-    parser.add_argument("--rows", type=int, default=0, help="of memory, scaling and copy; 0: as the workload has it")
+    parser.add_argument("--rows", type=int, default=0, help="of memory, scaling and copy, or tables of registration; 0: as the workload has it")
     parser.add_argument("--seconds", type=float, default=60.0, help="of price, for each target")
     parser.add_argument("--rounds", type=int, default=3, help="how often measurements are repeated")
     args = parser.parse_args()

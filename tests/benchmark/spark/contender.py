@@ -20,12 +20,14 @@ from typing import Any, Final, Protocol
 
 import pyarrow.parquet as pq
 
+from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.engine import Engine
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
+from subscriber.sinks.spark.pipeline.program.registration import CatalogRegistration
 from subscriber.sinks.spark.session.spark_session import DELTA_CONF, spark_session
 from subscriber.spark import snapshot as spark_snapshot
 from tests.benchmark.spark.changes import RANDOM, RECENT, TABLE, Changes, write_for_script
@@ -77,11 +79,27 @@ class Lakes:
         engine: Engine = LocalEngine(self._lake.storage) if spark is None else SparkEngine(spark, self._lake.location)
         self._applier = Applier(self._lake.storage, engine, ApplierSettings())
         self._changes = Changes(mix=RANDOM if options.random else RECENT)
+        self._registration: CatalogRegistration | None = None
 
     def load(self, rows: int) -> None:
         for part in range(0, rows, _LOAD):
             self._lake.land([self._changes.base(min(_LOAD, rows - part))], self._changes.end)
         self._all()
+
+    def change_one(self, size: int) -> None:
+        """Apply changes of the first table alone."""
+        self._lake.land([self._changes.batch(size)], self._changes.end)
+        self._all()
+
+    def register(self, *, again: bool) -> tuple[float, float]:
+        """Wall and processor seconds of registering what is published, as the applier does, or as one that was started ``again``."""
+        if self._registration is None or again:
+            self._registration = CatalogRegistration(self._spark, self._lake.storage, "spark_catalog.bench", lambda _: None)
+        snapshot = read_snapshot(self._lake.storage)
+        assert snapshot is not None
+        began, before = time.monotonic(), cpu_seconds()
+        self._registration.register(snapshot)
+        return time.monotonic() - began, cpu_seconds() - before
 
     def _all(self) -> None:
         self._applier.open()
@@ -222,12 +240,12 @@ def peak_memory() -> int:
     return size
 
 
-def cpu_seconds() -> float:
-    """Processor time of the driver's processes so far."""
-    ticks = 0
-    for pid in processes()["driver"]:
+def cpu_seconds(*kinds: str) -> float:
+    """Processor time of the driver's processes so far, or of these kinds, see :func:`processes`; with children that have ended."""
+    ticks, found = 0, processes()
+    for pid in (pid for kind in kinds or ("driver",) for pid in found[kind]):
         fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
+        ticks += sum(map(int, fields[11:15] if kinds else fields[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -259,6 +277,12 @@ def main() -> None:
                 _answer(peak_memory())
             case ["cpu"]:
                 _answer(cpu_seconds())
+            case ["all_cpu"]:
+                _answer(cpu_seconds("driver", "workers"))
+            case ["change_one", size] if isinstance(contender, Lakes):
+                _answer(contender.change_one(size))
+            case ["register", again] if isinstance(contender, Lakes):
+                _answer(contender.register(again=again))
             case ["sums"]:
                 _answer(contender.sums())
 

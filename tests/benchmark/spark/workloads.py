@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tests.spark.cluster import cluster
 
-__all__ = ["SCRIPT", "Run", "backlog", "memory", "price", "scaling", "tables", "tell", "verdict"]
+__all__ = ["SCRIPT", "Run", "backlog", "memory", "price", "registration", "scaling", "tables", "tell", "verdict"]
 
 SCRIPT: Final = "script"
 RANDOM_ROWS: Final = 300_000
@@ -145,6 +145,23 @@ def tables(run: Run) -> None:
             goal = _MANY.get(name)
             told = "" if goal is None else "; " + verdict(seconds <= goal, f"at most {goal:g} s")
             tell(f"tables, {name}: 5 changes in each of 200 tables can be read after {seconds:.1f} s{told}")
+
+
+def registration(run: Run) -> None:
+    """``--register`` with so many tables: the first registration, one after a change of one table, and that of an applier started again."""
+    for count in ((run.rows or 500) // 2, run.rows or 500):
+        conf = {"spark.sql.catalogImplementation": "hive", "spark.sql.warehouse.dir": str(run.directory / f"warehouse-{count}")}
+        conf |= {"spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:{run.directory / f'metastore-{count}'};create=true"}
+        with Process("spark", run.directory / f"registration-{count}", tables=count, conf=conf) as contender:
+            contender.ask("bulk", 1, 5)
+            found = {"first": contender.ask("register", False)}
+            found["without a change"] = contender.ask("register", False)
+            for _ in range(run.rounds):
+                contender.ask("change_one", 5)
+                found["after a change of one table"] = contender.ask("register", False)
+            found["started again"] = contender.ask("register", True)
+        for name, (wall, cpu) in found.items():
+            tell(f"registration of {count} tables, {name}: {wall:.2f} s, {cpu:.2f} s of processors")
 
 
 def backlog(run: Run) -> None:

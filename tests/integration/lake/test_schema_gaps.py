@@ -22,6 +22,9 @@ STATEMENTS = {
     "ALTER TABLE t RENAME COLUMN v TO renamed; UPDATE t SET renamed = 'z' WHERE id = 3": True,
     "ALTER TABLE t ADD COLUMN at timestamptz DEFAULT clock_timestamp(); DELETE FROM t WHERE id = 4": True,
     "ALTER TABLE t DROP COLUMN plain; UPDATE t SET renamed = 'again' WHERE id = 1": False,
+    "ALTER TABLE t ALTER COLUMN n TYPE bigint; UPDATE t SET n = 5000000000 WHERE id = 2": False,
+    "ALTER TABLE t ALTER COLUMN n TYPE numeric(20, 2); UPDATE t SET n = 1.5 WHERE id = 3": True,
+    "ALTER TABLE t ALTER COLUMN renamed TYPE char(8); DELETE FROM t WHERE id = 5": True,
     # of a table whose file was written anew, nobody knows
     "ALTER TABLE t ADD COLUMN late int; INSERT INTO t (id, n, late) VALUES (100, 1, 5)": True,
 }

@@ -68,7 +68,7 @@ class LakeTable:
         position: its own position while it is synchronized.
         until: of a removed table: what was landed for it up to here still belongs to it.
         begun: of a table that was removed, and added again to be copied: the generation of the last copy that began and did not finish.
-        columns: names and types (oids) of the columns of its copy, or that changes had since. Empty: unknown.
+        columns: name, oid and modifier of the type, of the columns of its copy, or that changes had since. Empty: unknown.
         gap: why its rows lack values, until it is copied again.
     """
 
@@ -79,7 +79,7 @@ class LakeTable:
     position: Position | None = None
     until: Lsn | None = None
     begun: int = 0
-    columns: tuple[tuple[str, int], ...] = ()
+    columns: tuple[tuple[str, int, int], ...] = ()
     gap: str | None = None
 
     @property
@@ -404,7 +404,7 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
         position=None if item["position"] is None else _position(item["position"]),
         until=None if item["until"] is None else Lsn.parse(item["until"]),
         begun=item["begun"],
-        columns=tuple((name, oid) for name, oid in item.get("columns", ())),
+        columns=tuple((name, oid, modifier[0]) for name, oid, *modifier in item.get("columns", ()) if modifier),
         gap=item.get("gap"),
     )
 

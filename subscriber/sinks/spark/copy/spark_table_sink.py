@@ -38,7 +38,7 @@ from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.writer import LandingWriter
 from subscriber.sinks.spark.landing.zone import LandingZone
-from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema, published_columns
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkTableSink"]
@@ -67,6 +67,7 @@ class SparkTableSink:
         self._statistics = statistics
         self._locked = False
         self._schema: TableSchema | None = None
+        self._columns: tuple[tuple[str, int, int], ...] = ()
         self._numbers: Iterator[int] = itertools.count()
         self._files: list[LandedFile] = []
         self._started = 0.0
@@ -115,7 +116,7 @@ class SparkTableSink:
 
     async def describe(self, table: PublishedTable) -> None:
         """Store the description of the copied columns."""
-        self._schema = TableSchema.of_published(table)
+        self._schema, self._columns = TableSchema.of_published(table), published_columns(table)
 
     async def copy(self, columns: Sequence[str], copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:
         """Store the rows of one COPY stream as one file.
@@ -140,8 +141,7 @@ class SparkTableSink:
         copy = TableCopy(position.lsn, self._schema, files, self._started)
         await run_in_thread(lambda: write_copy(storage, directory, copy))
         crash_points.reached("landing.copy_stored")
-        columns = self._schema.published_columns
-        await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position, columns=columns, gap=None)
+        await self._change(entry=TableEntry(TableState.FINISHEDCOPY), position=position, columns=self._columns, gap=None)
 
     async def position(self) -> Position:
         lake = self._lake()

@@ -22,7 +22,7 @@ from subscriber.sinks.spark.catalog.lake import Lake, LakeState, LakeTable, copy
 from subscriber.sinks.spark.copy.copied_rows import TableCopy, store_copy, write_copy
 from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.landing.manifest import LandedFile
-from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.schema.table_schema import TableSchema, published_columns
 from subscriber.threads import run_in_thread
 
 __all__ = ["SparkTableGroup"]
@@ -37,6 +37,7 @@ class _Copied:
 
     begun: LakeTable
     schema: TableSchema
+    columns: tuple[tuple[str, int, int], ...]
     file: LandedFile
     started: float
 
@@ -88,7 +89,7 @@ class SparkTableGroup:
         await run_in_thread(lambda: storage.make_directory(directory))
         path = f"{directory}/part-00000.parquet"
         file = await store_copy(storage, path, begun.id, schema, columns=table.columns, copy_format=copy_format, data=data)
-        self._copied[table.name] = _Copied(begun, schema, file, started)
+        self._copied[table.name] = _Copied(begun, schema, published_columns(table), file, started)
 
     async def finish(self, tables: Mapping[TableName, Lsn]) -> None:
         copied = {name: self._copied.pop(name) for name in tables}
@@ -106,7 +107,7 @@ class SparkTableGroup:
                 if state.tables.get(name) != each.begun:
                     raise TargetError(f'table "{name}" is not in state INIT any more')
             done = {
-                name: replace(each.begun, entry=TableEntry(TableState.SYNCDONE, tables[name]), columns=each.schema.published_columns)
+                name: replace(each.begun, entry=TableEntry(TableState.SYNCDONE, tables[name]), columns=each.columns)
                 for name, each in copied.items()
             }
             return with_tables(state, done)

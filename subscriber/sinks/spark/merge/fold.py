@@ -12,14 +12,13 @@ There are two complications:
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
-from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows, without_missing_rows
+from subscriber.sinks.spark.merge.row_matching import MissingRows, without_missing_rows
 from subscriber.sinks.spark.merge.unsent_values import with_values_of
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -140,11 +139,10 @@ def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Tabl
     return with_values_of(current, current, range(current.num_rows), sources), from_table
 
 
-def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> tuple[pa.Table, MissingRows]:
+def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
     """Apply changes to a table whose rows are identified by all their columns, and may occur several times.
 
-    Returns the new rows, and counts of the changes that found no row. In columns ``added`` later, older rows have NULL, even if the
-    publisher has a value.
+    Returns the new rows, and counts of the changes that found no row.
     """
     changes, cleared = since_truncate(changes)
     names = schema.current.names
@@ -157,8 +155,6 @@ def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, add
     weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
     ids = group_ids([rows[name] for name in names])
     if _runs_short(ids, weights):
-        if added:
-            return merge_whole_rows(base, match_incomplete_rows(base, changes, schema, added), schema)
         changes, missing = without_missing_rows(base, changes, schema)
         return merge_whole_rows(base, changes, schema)[0], missing
     counted = pa.table({"id": ids, "weight": weights, "row": pa.array(range(len(ids)), pa.int64())})

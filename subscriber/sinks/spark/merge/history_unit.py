@@ -32,6 +32,6 @@ def write_history_unit(storage: Storage, unit: Unit) -> list[DataFile]:
         for stretch in unit.stretches:
             changes = read_changes(storage, stretch.files, stretch.schema, 0, ranges=unit.ranges)
             changes = changes_between(changes, unit.after, unit.until)
-            rows = changed_versions(rows, changes, stretch.schema, unit.added)
+            rows = changed_versions(rows, changes, stretch.schema)
         current = rows["_is_current"]
         return [*write_rows(storage, unit, rows.filter(current)), *write_rows(storage, unit, rows.filter(pc.invert(current)))]

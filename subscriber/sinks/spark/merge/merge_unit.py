@@ -59,7 +59,7 @@ def _merged(storage: Storage, unit: Unit) -> UnitResult:
         rows = _without(rows, stretch.absent)  # even if none of these keys has a change
         if not changes.num_rows:
             continue
-        rows, found = _changed(rows, changes, schema, unit.added)
+        rows, found = _changed(rows, changes, schema)
         missing.add(found)
     rows = _without(rows, unit.dropped)
     return UnitResult(write_rows(storage, unit, rows), missing, feed=_feed(storage, unit, base, rows) if unit.feed else ())
@@ -110,9 +110,9 @@ def _rewritten(storage: Storage, unit: Unit) -> pa.Table:
     return pa.concat_tables(parts)
 
 
-def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema, added: Sequence[str]) -> tuple[pa.Table, MissingRows]:
+def _changed(rows: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
     if schema.full:
-        return merge_whole_rows(rows, changes, schema, added)
+        return merge_whole_rows(rows, changes, schema)
     if schema.keys:
         settled = merge_keyed_rows(rows, changes, schema)
         return settled.rows(rows), settled.missing

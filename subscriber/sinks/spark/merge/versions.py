@@ -13,15 +13,15 @@ skipped, as in the state table.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
-from subscriber.sinks.spark.merge.row_matching import MissingRows, match_incomplete_rows, update_pairs
+from subscriber.sinks.spark.merge.row_matching import update_pairs
 from subscriber.sinks.spark.merge.unsent_values import with_values_of
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
@@ -70,30 +70,17 @@ class _Versions:
 
     current: dict[int, list[_Version]] = field(default_factory=dict)
     made: list[_Version] = field(default_factory=list)
-    missing: MissingRows = field(default_factory=MissingRows)
 
 
-def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema, added: Collection[str] = ()) -> pa.Table:
+def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> pa.Table:
     """Apply changes to rows of a history table, and return its rows.
 
     Args:
         base: rows of the history table; at least those of the changed keys, or all if there is a TRUNCATE.
         changes: in the landing's columns, in order.
         schema: of the table, with the replica identity of the changes.
-        added: columns added later: older rows have NULL there, even if the publisher has a value.
     """
-    columns = history_schema(schema)
-    base = base.select(columns.names)
-    found, missing = _applied(base, changes, schema)
-    if schema.full and added and (missing.updates or missing.deletes):
-        described = replace(schema, columns=tuple(column for column in schema.columns if column.key))
-        current = base.filter(base["_is_current"])
-        found, _ = _applied(base, match_incomplete_rows(current, changes, described, added), schema)
-    return found
-
-
-def _applied(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
-    names = schema.current.names
+    base, names = base.select(history_schema(schema).names), schema.current.names
     own = pa.concat_tables([base.select(names), changes.select(names)])
     ids = _identified(own, schema)
     affected = _affected(base, changes, ids)
@@ -109,9 +96,8 @@ def _applied(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa
     left = base.filter(pc.invert(affected))
     kept = [version for version in versions.made if not version.hidden]
     if not kept:
-        return left, versions.missing
-    result = _rows(kept, base, changes, own)
-    return pa.concat_tables([left, result.cast(left.schema)]), versions.missing
+        return left
+    return pa.concat_tables([left, _rows(kept, base, changes, own).cast(left.schema)])
 
 
 def _identified(own: pa.Table, schema: TableSchema) -> pa.Array:
@@ -149,12 +135,9 @@ def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int,
             before = there.pop() if there else None
             if before is not None:
                 before.end_by(change, lsn)
-            else:
-                versions.missing.deletes += not pairs[change + 1]
         else:
             previous = before if moved[change] and is_pair else (there[-1] if there else None)
             if op == "u" and previous is None and (is_pair or not moved[change]):
-                versions.missing.updates += 1
                 continue
             if not is_bag and there:
                 there.pop().end_by(change, lsn)

@@ -43,7 +43,6 @@ class Work:
         stretches: of its changes, in order. Each has changes that are not yet in the table.
         after: changes up to this LSN are already in the table.
         dropped: columns that the publisher no longer has. They become NULL in all rows.
-        added: columns added later: older rows have NULL there, even if the publisher has a value.
         target_rows: rows that a file should have.
         feed: whether the rows of the table's Change Data Feed are written too.
     """
@@ -53,7 +52,6 @@ class Work:
     stretches: tuple[Stretch, ...]
     after: int
     dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
     target_rows: int = 250_000
     feed: bool = False
 

@@ -43,13 +43,10 @@ from subscriber.sinks.spark.pipeline.stopped_tables import stopping
 from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import Stretch, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema, folded_name, own_columns
-from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations
 from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_log, null_counts
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
-from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
-from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, CommitConflict, TableStopped
 
 __all__ = ["HistoryTables", "history_documents"]
@@ -223,17 +220,17 @@ class HistoryTables:
         delta = self.opened[directory]
         schema = _log_schema(name, log)
         _require_free_names(schema)
-        identities = self._identities(lake, name, log, step)
-        last = identities[-1] if identities else self._declared(lake, name)  # the copy of an empty table has no file
-        schema = schema.with_identity(last.kind, last.fields)
+        if not step.files:
+            return _Work(delta, schema, history_schema(schema), after, step.until, (), ())
+        identities = self._identities(name, log, step)
+        schema = schema.with_identity(identities[-1].kind, identities[-1].fields)
         stretches = [
             Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), schema.with_identity(identity.kind, identity.fields), ())
             for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
         ]
         columns = plan_columns(schema)
         parts = [read_changes(self._storage, stretch.files, schema, 0, columns) for stretch in stretches]
-        changes = pa.concat_tables(parts) if parts else read_changes(self._storage, (), schema, 0, columns)
-        changes = changes_between(changes, int(after), int(step.until))
+        changes = changes_between(pa.concat_tables(parts), int(after), int(step.until))
         is_truncate = pc.equal(changes["_op"], "t")
         retyped = retyped_columns(delta.schema, schema) if delta.is_there else ()
         work = TableWork(
@@ -245,7 +242,6 @@ class HistoryTables:
             # a TRUNCATE ends all versions
             rewrite=bool(retyped) or bool(pc.any(is_truncate).as_py()),
             retyped=retyped,
-            added=tuple(sorted(log.added | (delta.added if delta.is_there else frozenset()))),
             target_rows=self._target_rows,
         )
         plan = plan_table(work, changes.filter(pc.invert(is_truncate)))
@@ -257,28 +253,18 @@ class HistoryTables:
             found.rewritten = [RewrittenFiles(directory=directory, files=(path,), schema=found.columns) for path in sorted(ended)]
         return found
 
-    def _identities(self, lake: Lake, name: TableName, log: LakeDelta, step: _Step) -> list[Identity]:
-        """The replica identity of each file of a step."""
+    def _identities(self, name: TableName, log: LakeDelta, step: _Step) -> list[Identity]:
+        """The replica identity of each file of a step. A file that another program has optimized does not state it: that of the next one."""
         found: list[Identity] = []
         for file in reversed(step.files):
-            path = f"{log.directory}/{file.path}"
-            identity = read_identity(self._storage, path) or (found[-1] if found else self._declared(lake, name))
+            identity = read_identity(self._storage, f"{log.directory}/{file.path}") or (found[-1] if found else None)
+            if identity is None:
+                raise TableStopped(
+                    f'the change log of table "{name}" does not state which columns identify a row',
+                    hint="the history begins with the next change of the table",
+                )
             found.append(identity)
         return found[::-1]
-
-    def _declared(self, lake: Lake, name: TableName) -> Identity:
-        """The identity that the table has now, for files that do not state theirs."""
-        table = lake.state.tables[name]
-        directory = table_directory("tables", name, table.id)
-        delta = DeltaReader(self._storage, directory)
-        app = lake.application(table)
-        known = ColumnDeclarations(self._storage).find(directory, app, delta.applied(app)) if delta.load() else None
-        if known is None:
-            raise TableStopped(
-                f'the change log of table "{name}" does not state which columns identify a row',
-                hint="the history begins with the next change of the table",
-            )
-        return Identity.of(known.schema)
 
     def _base(self, delta: LakeDelta, key: str | None) -> tuple[BaseFile, ...]:
         """The files with rows that may change."""
@@ -302,8 +288,7 @@ class HistoryTables:
         for files in self._engine.each(write_history_unit, work.units, [unit.rows for unit in work.units], what):
             added += files
         note = commit_note("history", work.until, work.after or None)
-        overwrite = with_added(work.columns, work.delta.added) if work.overwrite else None
-        work.delta.commit(added, work.removed, application, work.until, note=note, overwrite=overwrite)
+        work.delta.commit(added, work.removed, application, work.until, note=note, overwrite=work.columns if work.overwrite else None)
         return [file.size for file in added]
 
     def _merge_small(self, delta: LakeDelta, schema: TableSchema, application: str, end: Lsn) -> None:

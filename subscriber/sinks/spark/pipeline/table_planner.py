@@ -8,7 +8,6 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from subscriber.errors import TargetError
 from subscriber.interfaces import TableName
@@ -25,17 +24,14 @@ from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, 
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
-from subscriber.sinks.spark.pipeline.planning.row_identity import RowIdentityCheck, TableBefore, columns_before
 from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.column_declarations import ColumnDeclarations, DeclaredColumns
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due, require_copy, require_files
-from subscriber.sinks.spark.tables.lake_columns import with_added
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, DamagedTable, TableStopped
 
 __all__ = ["TablePlanner"]
@@ -56,8 +52,6 @@ class TablePlanner:
         self._engine = engine
         self._settings = settings
         self._values = ValueSearch(storage)
-        self._row_identity = RowIdentityCheck(storage)
-        self._declarations = ColumnDeclarations(storage)
         self._ranges: dict[tuple[str, str | None], dict[str, tuple[Bound, Bound] | None]] = {}
         self._refused: dict[tuple[str, str, int], TableStopped] = {}  # by commits, until the table has another version
 
@@ -124,7 +118,7 @@ class TablePlanner:
         source.rename(self._storage, present.names if present is not None and not replaced else ())
         schema = evolved_schema(None if replaced else present, source.schemas)
         dropped = dropped_columns(schema, source.schemas[-1])
-        added = set(absent_columns(schema, source.schemas))
+        absent = set(absent_columns(schema, source.schemas))
         base: tuple[BaseFile, ...] = ()
         retyped: tuple[str, ...] = ()
         valued: set[str] = set()
@@ -133,14 +127,11 @@ class TablePlanner:
             base = self._base(delta, _first_key(schema))
             retyped = retyped_columns(present, schema)
             # a round that was killed may have left a column in which no row has a value yet
-            empty = {field for field in added if field in present.names and not self._values.has_values(delta, field)}
+            empty = {field for field in absent if field in present.names and not self._values.has_values(delta, field)}
             valued = set(present.names) - empty
-            rewrite = bool(retyped) or bool(added & valued)
-            added |= delta.added | (set(schema.arrow.names) - set(present.names))
+            rewrite = bool(retyped) or bool(absent & valued)
         described = list(zip(source.files, source.described, strict=True))
         overwrite = schema.current if replaced or retyped else None
-        if overwrite is not None:
-            overwrite = with_added(overwrite, added)
         work = TableWork(
             directory=delta.directory,
             schema=schema,
@@ -150,31 +141,14 @@ class TablePlanner:
             rewrite=rewrite,
             retyped=retyped,
             dropped=dropped,
-            added=tuple(sorted(added)),
             target_rows=self._settings.target_rows,
             # readers take a commit with new columns as a whole
             feed=present is not None and overwrite is None and delta.has_feed,
             vectors=self._takes_vectors(name) and present is not None and overwrite is None and delta.takes_vectors,
         )
         work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
-        known = self._declarations.find(delta.directory, app, applied)
-        before = TableBefore(directory=delta.directory)
-        if present is not None and not replaced:
-            copied = source.schemas[0] if applied is None and table.generation else None
-            before = TableBefore(
-                directory=delta.directory,
-                files=tuple(file.read() for file in base if file.live),
-                columns=columns_before(known.schema if known is not None else copied, present),
-                late=delta.added,
-                doubtful=known.doubtful if known is not None else frozenset(),
-            )
-        truncated = pc.any(pc.equal(changes["_op"], "t")).as_py() or False
-        identity = self._row_identity.look(before, schema, described, work.after, truncated=truncated)
-        if identity.lost is not None and table.until is None:
-            raise TableStopped(identity.lost, hint=COPY_AGAIN)
-        declared = known, DeclaredColumns(source.reached, source.schemas[-1], identity.doubtful)
         plan = plan_table(work, changes, partial(self._keys_of, work)) if work.stretches or work.rewrite else Plan((), (), cleared=False)
-        found = TableRound(name, app, delta, source, work, plan, overwrite, declared)
+        found = TableRound(name, app, delta, source, work, plan, overwrite)
         self._require_writable(found)
         return found
 
@@ -203,7 +177,7 @@ class TablePlanner:
         if not work.delta.is_there:
             return
         reason = self._engine.refuses(work)
-        new = set(work.task.schema.current.names) - set(work.delta.schema.names) or set(work.task.added) - work.delta.added
+        new = set(work.task.schema.current.names) - set(work.delta.schema.names)
         if reason is None and (new or work.overwrite is not None):
             reason = self._engine.refuses_columns(work)
         if reason is not None:
@@ -237,10 +211,8 @@ class TablePlanner:
         """
         if not work.delta.is_there:
             work.delta.create(work.task.schema.current, work.source.begins)
-            work.delta.mark_added(() if work.overwrite is not None else work.task.added)
         elif work.overwrite is None:
             self._engine.add_columns(work)
-        self._declarations.keep(work.delta.directory, work.application, *work.declared)
 
     def require_files(self, work: TableRound, error: TargetError) -> None:
         """Find out whether a file of the table, or of its copy, made a round fail.

@@ -31,7 +31,7 @@ from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name
 
-__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names", "own_columns"]
+__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names", "own_columns", "published_columns"]
 
 SPECIAL: Final = "_special"
 
@@ -62,14 +62,12 @@ class LakeColumn:
         field: the name in the lake. It differs only if Delta does not allow PostgreSQL's name, or the table uses it for another column.
         type: the Arrow type.
         key: whether the column belongs to the replica identity.
-        declared: oid and modifier of PostgreSQL's type. None if unknown, as in manifests from before it was stored.
     """
 
     name: str
     field: str
     type: pa.DataType
     key: bool
-    declared: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +92,8 @@ class TableSchema:
     @classmethod
     def of_published(cls, table: PublishedTable) -> TableSchema:
         """The schema from the publisher's catalog."""
-        modifiers = table.column_modifiers or (-1,) * len(table.columns)
-        keys = (name in table.key_columns for name in table.columns)
-        columns = list(zip(table.columns, table.column_types, modifiers, keys, strict=True))
+        columns = [(*column, column[0] in table.key_columns) for column in published_columns(table)]
         return cls(table.name, table.replica_identity, _described(columns))
-
-    @property
-    def published_columns(self) -> tuple[tuple[str, int], ...]:
-        """Names and types (oids) of the columns on the publisher."""
-        return tuple((column.name, column.declared[0]) for column in self.columns if column.declared is not None)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -139,7 +130,7 @@ class TableSchema:
         return {
             "table": [self.table.namespace, self.table.name],
             "identity": self.identity,
-            "columns": [[column.name, column.field, type_name(column.type), column.key, column.declared] for column in self.columns],
+            "columns": [[column.name, column.field, type_name(column.type), column.key] for column in self.columns],
         }
 
     @classmethod
@@ -149,10 +140,7 @@ class TableSchema:
         Raises:
             ValueError, KeyError, TypeError: the data is not a schema.
         """
-        columns = tuple(
-            LakeColumn(name, field, parse_type(type_), bool(key), tuple(declared[0]) if declared and declared[0] else None)
-            for name, field, type_, key, *declared in data["columns"]
-        )
+        columns = tuple(LakeColumn(name, field, parse_type(type_), bool(key)) for name, field, type_, key, *_ in data["columns"])
         return cls(TableName(*data["table"]), data["identity"], columns)
 
 
@@ -160,9 +148,15 @@ def _described(columns: Sequence[tuple[str, int, int, bool]]) -> tuple[LakeColum
     """Columns by name, oid and modifier of the type, and whether they belong to the replica identity."""
     fields = lake_names(name for name, *_ in columns)
     return tuple(
-        LakeColumn(name, field, arrow_type(oid, modifier), key, (oid, modifier))
+        LakeColumn(name, field, arrow_type(oid, modifier), key)
         for (name, oid, modifier, key), field in zip(columns, fields, strict=True)
     )
+
+
+def published_columns(table: PublishedTable) -> tuple[tuple[str, int, int], ...]:
+    """Name, oid and modifier of the type, of each column on the publisher."""
+    modifiers = table.column_modifiers or (-1,) * len(table.columns)
+    return tuple(zip(table.columns, table.column_types, modifiers, strict=True))
 
 
 def own_columns(schema: pa.Schema) -> pa.Schema:

@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import quote
 
@@ -32,7 +32,7 @@ from subscriber.sinks.spark.tables.commit_actions import TableChange, actions_of
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS
 from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
-from subscriber.sinks.spark.tables.lake_columns import ADDED, is_without_zone, with_comments
+from subscriber.sinks.spark.tables.lake_columns import is_without_zone, with_comments
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated, with_deletion_vectors
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
@@ -143,25 +143,18 @@ class LakeDelta(DeltaReader):
             return violated(self._there, [(f"{self.uri}/{quote(file.path)}", file.size, file.stats) for file in added])
 
     def add_columns(self, schema: pa.Schema, by: Callable[[pa.Schema, str], None] | None = None) -> None:
-        """Add the missing columns of ``schema`` in a separate commit. They are in :attr:`added` from then on.
+        """Add the missing columns of ``schema`` in a separate commit.
 
         ``by`` makes the commit, of these columns and with this ``userMetadata``. None: delta-rs.
         """
         there = set(self.schema.names)
-        new = pa.schema([field.with_metadata(ADDED) for field in schema if field.name not in there])
+        new = pa.schema([field for field in schema if field.name not in there])
         if new:
             with self._next_version():
                 if by is None:
                     self._there.alter.add_columns(Schema.from_arrow(new).fields, commit_properties=_NEW_COLUMNS)
                 else:
                     by(new, _NEW_COLUMNS_NOTE)
-            self.make_durable()
-
-    def mark_added(self, fields: Iterable[str]) -> None:
-        """Mark these columns as :attr:`added`. Makes one commit for each that is not marked yet."""
-        for field in sorted({*fields} - self.added):
-            with self._next_version():
-                self._there.alter.set_column_metadata(field, dict(ADDED), commit_properties=_NEW_COLUMNS)
             self.make_durable()
 
     def takes_columns_of_delta(self, schema: pa.Schema) -> bool:

@@ -15,7 +15,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.documents import read_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import row_count
-from subscriber.sinks.spark.tables.lake_columns import ADDED_KEY, lake_schema
+from subscriber.sinks.spark.tables.lake_columns import lake_schema
 from subscriber.sinks.spark.tables.table_errors import read_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
@@ -87,11 +87,6 @@ class DeltaReader:
     def schema(self) -> pa.Schema:
         """The columns, in the lake's Arrow types."""
         return lake_schema(self._there)
-
-    @property
-    def added(self) -> frozenset[str]:
-        """Columns that were added when the table already had rows."""
-        return frozenset(field.name for field in self._there.schema().fields if ADDED_KEY in field.metadata)
 
     @property
     def has_feed(self) -> bool:

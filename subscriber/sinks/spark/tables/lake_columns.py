@@ -1,30 +1,20 @@
-"""The columns of a Delta table in the lake's Arrow types, and the mark of columns that were added later."""
+"""The columns of a Delta table in the lake's Arrow types, and their comments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Final
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
-__all__ = ["ADDED", "ADDED_KEY", "is_without_zone", "lake_schema", "with_added", "with_comments"]
+__all__ = ["is_without_zone", "lake_schema", "with_comments"]
 
-ADDED_KEY: Final = "subscriber.added"
-ADDED: Final[Mapping[str, str]] = {ADDED_KEY: "true"}
-"""Metadata of a column that was added later."""
 _COMMENT: Final = "comment"
 
 
 def lake_schema(table: DeltaTable) -> pa.Schema:
     """The columns of a table, in the lake's Arrow types."""
     return pa.schema([pa.field(field.name, _lake_type(field.type)) for field in pa.schema(table.schema().to_arrow())])
-
-
-def with_added(schema: pa.Schema, fields: Iterable[str]) -> pa.Schema:
-    """The schema with these columns marked as :attr:`LakeDelta.added`."""
-    marked = {*fields}
-    return pa.schema([field.with_metadata(ADDED) if field.name in marked else field for field in schema])
 
 
 def with_comments(schema: pa.Schema, table: DeltaTable) -> pa.Schema:

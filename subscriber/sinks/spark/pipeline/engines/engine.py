@@ -35,7 +35,6 @@ from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChan
 from subscriber.sinks.spark.pipeline.planning.plan import Plan
 from subscriber.sinks.spark.pipeline.planning.table_work import TableWork
 from subscriber.sinks.spark.session.job_names import job_name
-from subscriber.sinks.spark.tables.column_declarations import DeclaredColumns
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
@@ -60,7 +59,6 @@ class TableRound:
         task: the work.
         plan: the work, divided into units.
         overwrite: the new columns, if all files of the table are replaced.
-        declared: how the publisher declares the columns, before and after the commit.
     """
 
     name: TableName
@@ -70,7 +68,6 @@ class TableRound:
     task: TableWork
     plan: Plan
     overwrite: pa.Schema | None
-    declared: tuple[DeclaredColumns | None, DeclaredColumns]
 
     def commit(self, files: Sequence[DataFile], deleted: Mapping[str, BitMap], feed: Sequence[DataFile]) -> None:
         """Commit the files of the units to the table, and the rows that are deleted in files that are kept.
@@ -211,9 +208,8 @@ class Engine(ABC):
         return work.delta.unwritable(columns=True)
 
     def add_columns(self, work: TableRound) -> None:
-        """Add the new columns of a table that is there, and mark those that were added later."""
+        """Add the new columns of a table that is there."""
         work.delta.add_columns(work.task.schema.current)
-        work.delta.mark_added(work.task.added)
 
     def run(self, units: Sequence[Unit]) -> list[UnitResult | SubscriberError]:
         """Run units concurrently, and return their results or errors in order. No commit names the files that failed units wrote."""

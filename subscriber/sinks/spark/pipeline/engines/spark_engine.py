@@ -41,7 +41,6 @@ from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_fai
 from subscriber.sinks.spark.session.object_stores import creates_versions_once, hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
-from subscriber.sinks.spark.tables.lake_columns import ADDED
 from subscriber.sinks.spark.tables.table_errors import CommitConflict
 
 if TYPE_CHECKING:
@@ -133,10 +132,8 @@ class SparkEngine(Engine):
         return None if self.merges(work) else super().refuses(work)
 
     def refuses_columns(self, work: TableRound) -> str | None:
-        new = set(work.task.schema.current.names) - set(work.delta.schema.names)
-        # Delta adds columns, but no SQL of it marks those that are there
-        added = self.merges(work) and set(work.task.added) - work.delta.added <= new
-        return None if added and work.delta.takes_columns_of_delta(work.task.schema.current) else super().refuses_columns(work)
+        added = self.merges(work) and work.delta.takes_columns_of_delta(work.task.schema.current)
+        return None if added else super().refuses_columns(work)
 
     def add_columns(self, work: TableRound) -> None:
         if work.delta.unwritable(columns=True) is None:
@@ -147,7 +144,7 @@ class SparkEngine(Engine):
             from pyspark.sql.pandas.types import from_arrow_type  # noqa: PLC0415 -- an extra
             from pyspark.sql.types import StructField, StructType  # noqa: PLC0415
 
-            fields = [StructField(one.name, from_arrow_type(one.type, prefer_timestamp_ntz=True), metadata=dict(ADDED)) for one in columns]
+            fields = [StructField(one.name, from_arrow_type(one.type, prefer_timestamp_ntz=True)) for one in columns]
             try:
                 rows = self._spark.createDataFrame([], StructType(fields)).write.format("delta").mode("append")
                 rows.option("mergeSchema", "true").option("userMetadata", note).save(hadoop_uri(work.delta.uri))

@@ -218,7 +218,6 @@ def _unit(
         stretches=work.stretches,
         after=work.after,
         dropped=work.dropped,
-        added=work.added,
         target_rows=work.target_rows,
         feed=work.feed,
         base=tuple(files),

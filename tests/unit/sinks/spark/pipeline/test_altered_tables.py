@@ -25,14 +25,13 @@ Values = dict[str, str | None]
 
 
 class _Table:
-    """The publisher's rows, each with what the lake cannot know of it: defaults of columns that were added later are NULL there."""
+    """The publisher's rows."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.columns = ["id", "code"]
         self.identity: Literal["d", "n", "f", "i"] = "d"
         self.rows: list[Values] = []
-        self.unknown: list[set[str]] = []
         self.numbers = 0
         self.types = {"code": 25}
 
@@ -45,13 +44,9 @@ class _Table:
             self.identity = r.choice(["d", "f", "i", "n"])
         elif kind < 0.7 and absent:
             name = r.choice(absent)
-            default = r.choice([None, "5"])
             self.columns.insert(r.randrange(1, len(self.columns) + 1), name)
-            for values, unknown in zip(self.rows, self.unknown, strict=True):
-                values[name] = default
-                unknown.discard(name)
-                if default is not None:
-                    unknown.add(name)
+            for values in self.rows:
+                values[name] = None
         elif kind < 0.8:
             # of these casts values stay what they are
             name = r.choice(self.columns)
@@ -75,22 +70,21 @@ class _Table:
         r = self.random
         kind = r.random()
         if kind < 0.02:
-            self.rows, self.unknown = [], []
+            self.rows = []
             return Truncate(TruncateOption(0), (5,))
         if kind < 0.4 or not self.rows or self.identity == "n":
             self.rows.append(self._fresh())
-            self.unknown.append(set())
             return Insert(5, self._tuple(self.rows[-1]))
         place = r.randrange(len(self.rows))
         old = dict(self.rows[place])
         if kind < 0.55:
-            del self.rows[place], self.unknown[place]
+            del self.rows[place]
             return Delete(5, *self._old(old))
         new = self._fresh()
         if r.random() < 0.7:
             new["id"], new["code"] = old["id"], old["code"]
         moved = self.identity == "f" or any(self._is_key(name) and new[name] != old[name] for name in new)
-        self.rows[place], self.unknown[place] = new, set()
+        self.rows[place] = new
         return Update(5, *(self._old(old) if moved else (None, None)), self._tuple(new))
 
     def _fresh(self) -> Values:
@@ -108,8 +102,7 @@ class _Table:
 
     def expected(self) -> list[tuple[str | None, ...]]:
         names = ("id", "code", *_EXTRAS)
-        both = zip(self.rows, self.unknown, strict=True)
-        return sorted((tuple(None if name in unknown else values.get(name) for name in names) for values, unknown in both), key=repr)
+        return sorted((tuple(values.get(name) for name in names) for values in self.rows), key=repr)
 
 
 def _found(path: Path) -> list[tuple[str | None, ...]]:
