@@ -17,7 +17,6 @@ from subscriber.errors import ConfigurationError, TargetUnavailable
 from subscriber.sinks.spark.session.java import find_java
 from subscriber.sinks.spark.session.jobs import end_session, first_words, job_errors
 from subscriber.sinks.spark.session.object_stores import s3a_conf
-from subscriber.sinks.spark.session.user_conf import user_conf
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -59,7 +58,6 @@ _LOCAL: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "1g",
 }
 
 _FILE: Final = re.compile("^file:(//)?")
@@ -94,20 +92,15 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         if home is not None:
             os.environ["JAVA_HOME"] = home
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        builder = SparkSession.builder.appName("subscriber spark-apply")
-        if master is not None:
-            builder = builder.master(master)
         local = master is not None and master.startswith("local")
         if local:
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        theirs = _submitted_conf() if is_under_spark() else user_conf()
-        defaults = {**_CONF, **s3a_conf(), **(_LOCAL if local else {})}
-        settings = {name: value for name, value in defaults.items() if name not in theirs}
-        for name, value in {**settings, **(conf or {})}.items():
-            builder = builder.config(name, value)
         failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
         try:
-            found = builder.getOrCreate()
+            found = _started(
+                {**(conf or {}), **({} if master is None else {"spark.master": master})},
+                {**_CONF, **s3a_conf(), **(_LOCAL if local else {})},
+            )
         except failures as error:
             where = f" with master {master}" if master is not None else ""
             raise TargetUnavailable(
@@ -134,12 +127,17 @@ def is_under_spark() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 -- a session is active only in its own thread
 
 
-def _submitted_conf() -> dict[str, str]:
-    """The settings with which spark-submit started this process. They contain those of spark-defaults.conf."""
+def _started(conf: Mapping[str, str], defaults: Mapping[str, str]) -> SparkSession:
+    """A new session with these settings. ``defaults`` are those that neither ``conf`` nor the user has."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 -- an extra
+    from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    SparkContext._ensure_initialized()  # noqa: SLF001 -- connects to Java, whose properties they are
-    return dict(SparkConf().getAll())
+    # Java reads spark-defaults.conf and the arguments of spark-submit
+    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*conf.items()]))  # noqa: SLF001 -- pyspark has no other way
+    theirs, builder = SparkConf(), SparkSession.builder.appName("subscriber spark-apply")
+    for name, value in {**{name: value for name, value in defaults.items() if not theirs.contains(name)}, **conf}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
 
 
 def _ship_all(context: SparkContext, packages: str | None) -> None:
