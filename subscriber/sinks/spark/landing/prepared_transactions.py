@@ -24,19 +24,20 @@ it would be prepared again, and stay prepared if its end is not sent again.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from subscriber import crash_points
 from subscriber.protocol.lsn import Lsn, kept_in_years
 from subscriber.protocol.messages import CommitPrepared
 from subscriber.sinks.spark.files.documents import read_document, write_document
+from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import EPOCH_MICROSECONDS, LandedFile
 from subscriber.sinks.spark.landing.zone import OpenBatch, write_file
+from subscriber.sinks.spark.schema.table_schema import META
 from subscriber.transaction.model import Transaction
 
 __all__ = ["PreparedTransactions"]
@@ -145,18 +146,15 @@ class PreparedTransactions:
         return True
 
     def _rewrite(self, file: LandedFile, path: str, end: Lsn, commit_time: int) -> int:
-        def rows(source: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-            for batch in source.iter_batches():
-                count = batch.num_rows
-                stamps = {
-                    "_lsn": pa.array([int(end)] * count, pa.int64()),
-                    "_ts": pa.array([commit_time] * count, pa.timestamp("us", "UTC")),
-                }
-                arrays = [stamps.get(name, column) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
-                yield pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing)
+        stamps = {name: pa.scalar(value, META.field(name).type) for name, value in (("_lsn", int(end)), ("_ts", commit_time))}
 
-        with self._storage.parquet(file.path) as source:
-            return write_file(self._storage, path, file.schema.landing, rows(source))
+        def stamped(batch: pa.RecordBatch) -> pa.RecordBatch:
+            columns = zip(batch.schema.names, batch.columns, strict=True)
+            arrays = [pa.repeat(stamps[name], batch.num_rows) if name in stamps else column for name, column in columns]
+            return pa.RecordBatch.from_arrays(arrays, schema=file.schema.landing)
+
+        with arrow_errors(self._storage.what(file.path)), self._storage.parquet(file.path) as source:
+            return write_file(self._storage, path, file.schema.landing, map(stamped, source.iter_batches()))
 
     def forget(self, xid: int, gid: str, forget_name: Callable[[str], None]) -> None:
         """Remove it. No error if it does not exist. ``forget_name`` removes the name of its directory from the position first."""

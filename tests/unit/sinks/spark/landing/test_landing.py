@@ -12,6 +12,8 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from subscriber.errors import (
@@ -279,6 +281,26 @@ async def test_a_kill_amid_a_commit_leaves_nothing_prepared_that_is_landed(
     await sink.close()
     assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 300)]
     assert list((tmp_path / "prepared").iterdir()) == []
+
+
+async def test_commit_of_a_prepared_transaction_that_lacks_memory_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was a bare MemoryError, which ended the program."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise pa.ArrowMemoryError("malloc of size 64 failed")
+
+    sink = await begun(make(tmp_path))
+    await sink.prepare(PreparedTransaction(transaction(200, RELATION, Insert(5, row("1", "p", None)), xid=8), "gid"), lambda *_: True)
+    committed = CommitPrepared(0, Lsn(295), Lsn(300), 5_000_000, 8, "gid")
+    with monkeypatch.context() as patched:
+        patched.setattr(pq.ParquetFile, "iter_batches", fail)
+        with pytest.raises(TargetError, match="prepared/8-.*: there is not enough memory"):
+            await sink.commit_prepared(committed)
+    await sink.close()
+    sink = await make(tmp_path).open("replica", lambda _: None)
+    await sink.commit_prepared(committed)
+    await sink.close()
+    assert [(found["id"], found["_lsn"]) for found in landed(tmp_path)] == [(1, 300)]
 
 
 async def test_a_commit_of_what_was_never_prepared_is_a_loss(tmp_path: Path) -> None:
