@@ -63,11 +63,7 @@ def _parsed(document: dict[str, Any]) -> LakeDefinition:
 
 
 def write_definition(storage: Storage, definition: LakeDefinition) -> None:
-    """Store the definition. Only its owner may read it.
-
-    Raises:
-        TargetError: it cannot be written. The previous definition is still there.
-    """
+    """Store the definition. Only its owner may read it."""
     options: Mapping[str, Any] = {name: getattr(definition.options, name) for name in sorted(OPTIONS)}
     document = {
         "enabled": definition.enabled,

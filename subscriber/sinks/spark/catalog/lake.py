@@ -1,18 +1,8 @@
 """The documents of a lake: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
 
-========================  ===============================================================================================
-``subscriber.json``       the subscription of the lake; without this file there is no lake
-``definition.json``       what ``subscriber create`` and ``alter`` defined (``definition.py``), and ``generation.json``
-``catalog.json``          slot, publications, two-phase state, and the tables with their states; replaced as a whole
-``position.json``         the position that was set, or moved without data; the last manifest counts if it ends further. Also the
-                          directories of the prepared transactions that were received
-``landing/``              batches of the apply worker
-``copy/<table>-<n>/``     of one table: the copied rows, then batches until it was handed to the apply worker
-``prepared/<gid>/``       prepared transactions
-``tables/``, ``log/``     Delta tables of the applier: current state, and change log
-``history/``              Delta tables of the applier: histories of the tables in ``history.json``
-``snapshots/``            of the applier: the Delta table of the published snapshots (``snapshots.py``)
-========================  ===============================================================================================
+Without ``subscriber.json`` there is no lake. ``catalog.json`` is replaced as a whole. ``position.json`` has the position that was set, or moved
+without data; the last manifest counts if it ends further. It also has the directories of the prepared transactions that were received.
+``docs/reference/lake.md`` lists all files of a lake.
 """
 
 from __future__ import annotations
@@ -126,11 +116,7 @@ class Lake:
 
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
-        """Find the lake in a directory. None if there is none. Nothing is created.
-
-        Raises:
-            TargetError: the directory contains something else, or the lake is damaged.
-        """
+        """Find the lake in a directory. None if there is none. Nothing is created."""
         identity = parse_document(storage, IDENTITY, _identity)
         if identity is None:
             entries = storage.entries("")

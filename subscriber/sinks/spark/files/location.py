@@ -2,25 +2,7 @@
 
 ``spark:///path`` is a directory. Its name is percent-encoded where URLs need it (``%23`` is ``#``). ``spark+s3://bucket/prefix`` is in an
 object store; every file system of pyarrow is supported.
-Parameters follow a question mark:
-
-=================  =========  ====================================================================================
-``confirm``        landed     ``landed``: acknowledge what is durable in the landing zone; ``applied``: acknowledge only
-                              what the applier has published, if the disk of the landing zone is not trusted
-``batch_delay``    300ms      how long collected transactions wait for more before they are landed; by default at most a fifth of
-                              ``freshness``
-``batch_size``     64MB       size in bytes at which a batch is landed at once
-``apply``          none       run the applier as a thread of this process: ``local``, ``spark``; ``none``: separately
-``freshness``      2s         how old changes may be when they can be read. The applier writes as few bytes as that allows
-``max_write_rate``            bytes per second that the applier writes at most, on average
-``retain_hours``   24         how long removed files, versions and published snapshots can be read
-``target_rows``    250000     rows that a file of a table should have
-``on_schema_gap``  copy       of a table whose earlier rows have values in a new column that are not sent: ``copy`` it again, ``park`` it,
-                              ``null``: leave NULL
-``deletion_vectors`` on       ``off``: rewrite files even for few changes, for readers that are too old for deletion vectors
-``deletion_vectors.S.T``      ``off``: the same for table S.T alone
-``history.S.T``               keep a history of table S.T: ``scd2``
-=================  =========  ====================================================================================
+Parameters follow a question mark: ``docs/reference/lake.md`` lists them.
 """
 
 from __future__ import annotations

@@ -87,11 +87,7 @@ class PreparedTransactions:
         return OpenBatch(self._storage, directory)
 
     def prepare(self, batch: OpenBatch, transaction: Transaction, gid: str) -> None:
-        """Make the prepared transaction durable.
-
-        Raises:
-            TargetError: it cannot be written. Then it is not prepared.
-        """
+        """Make the prepared transaction durable."""
         directory = self.directory(transaction.xid, gid)
         try:
             files = batch.finish("prepared")

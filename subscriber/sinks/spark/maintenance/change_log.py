@@ -43,7 +43,7 @@ from subscriber.sinks.spark.maintenance.log_files import (
     rewrite_files,
     write_log_part,
 )
-from subscriber.sinks.spark.session.job_names import job_name
+from subscriber.sinks.spark.session.jobs import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
@@ -122,9 +122,6 @@ class ChangeLog:
             enough: number of files.
             is_applied: whether a table has its copy. None: there is no Delta table. It raises TableStopped if the table cannot be read.
                 In the snapshot, the same name may be the table from before it was copied again.
-
-        Raises:
-            TargetError: the log cannot be written. Nothing is removed.
         """
         self._follow(lake)
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)

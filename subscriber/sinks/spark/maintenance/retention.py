@@ -49,11 +49,7 @@ def remove_unneeded_files(
 
 @contextlib.contextmanager
 def isolated(storage: Storage, directory: str, errors: dict[str, TargetError]) -> Iterator[None]:
-    """Collect the error of a block that concerns one directory only.
-
-    Raises:
-        TargetError: the lake as a whole cannot be read either.
-    """
+    """Collect the error of a block that concerns one directory only."""
     try:
         yield
     except CommitConflict:

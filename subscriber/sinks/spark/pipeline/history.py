@@ -31,7 +31,7 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
-from subscriber.sinks.spark.merge.history_unit import changes_between, write_history_unit
+from subscriber.sinks.spark.merge.units import changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.versions import history_schema

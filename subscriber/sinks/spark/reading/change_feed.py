@@ -115,11 +115,7 @@ class Changes:
         return was if read_copy(self._storage, copy_directory(was)) is not None else None
 
     def schema(self) -> pa.Schema:
-        """The columns of the changes: metadata, and the table's current columns, including those of changes not yet in the log.
-
-        Raises:
-            TargetError: the table has no changes yet.
-        """
+        """The columns of the changes: metadata, and the table's current columns, including those of changes not yet in the log."""
         # read the manifests first, as in latest
         manifests = read_manifests(self._storage, LANDING)
         known = self._look()
@@ -133,11 +129,7 @@ class Changes:
         return nullable(schema.landing)
 
     def latest(self) -> Lsn:
-        """The LSN up to which changes can be read now. It never decreases.
-
-        Raises:
-            TargetError: there is no such table.
-        """
+        """The LSN up to which changes can be read now. It never decreases."""
         # read the manifests first: if one is removed in the meantime, the log has its changes
         last = Lsn(max(manifest_ends(self._storage, LANDING), default=0))
         known = self._look()

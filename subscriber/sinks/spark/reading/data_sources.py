@@ -31,17 +31,8 @@ class PostgresChanges(DataSource):
     """``spark.readStream.format("postgres_changes")``: the changes of a table of a lake as a source of Structured Streaming, or of a batch.
 
     Offsets are LSNs: ``{"lsn": "16/B374D848"}`` includes all transactions that end there or before. A query that restarts from its
-    checkpoint resumes after that LSN, whether its changes are in the landing zone or already in the change log.
-
-    ================  =====================  =============================================================================
-    option            value or default
-    ================  =====================  =============================================================================
-    ``path``          the lake               the subscription's target, or its directory
-    ``table``         ``schema.table``
-    ``startingLsn``   ``earliest``           an LSN: transactions that end after it; ``earliest``: from the initial copy;
-                                             ``latest``: changes from now on (streams only)
-    ``endingLsn``     the newest LSN         for a batch: transactions up to this LSN
-    ================  =====================  =============================================================================
+    checkpoint resumes after that LSN, whether its changes are in the landing zone or already in the change log. ``docs/howto/lake-read.md``
+    lists the options.
     """
 
     @classmethod
@@ -137,16 +128,7 @@ class _StreamReader(DataSourceStreamReader):
 
 
 class PostgresSnapshot(DataSource):
-    """``spark.read.format("postgres_snapshot")``: a table of a lake as of one published snapshot.
-
-    =================  =======================  ===========================================================================
-    option             value or default
-    =================  =======================  ===========================================================================
-    ``path``           the lake                 the subscription's target, or its directory
-    ``table``          ``schema.table``
-    ``asOfLsn``        the newest snapshot      the last snapshot at or before an LSN
-    ``asOfTimestamp``  the newest snapshot      the last snapshot that was published at or before a time (ISO 8601)
-    =================  =======================  ===========================================================================
+    """``spark.read.format("postgres_snapshot")``: a table of a lake as of one published snapshot. For options see :class:`PostgresChanges`.
 
     A DataFrame has the snapshot that was found when it was loaded, each time it is used. Load the DataFrames that you join with the same
     ``asOfLsn``, because a snapshot may be published between two loads. :func:`subscriber.spark.snapshot` does that.

@@ -36,11 +36,7 @@ class PinnedTable:
         self.uri = self._delta.uri
 
     def open(self) -> DeltaTable:
-        """The table as of the version.
-
-        Raises:
-            TargetError: the version is no longer stored.
-        """
+        """The table as of the version."""
         if self._opened is None:
             try:
                 self._opened = self._delta.at(self._version)

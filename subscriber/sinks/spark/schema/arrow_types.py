@@ -1,22 +1,4 @@
-"""The Arrow type of each PostgreSQL type in the lake. ``docs/reference/lake.md`` has the same table in prose.
-
-==============================================  ==========================  =====================================================
-PostgreSQL                                      Arrow (Delta, Spark)        values it cannot hold, kept as text in ``_special``
-==============================================  ==========================  =====================================================
-boolean                                         bool                        nothing
-smallint, integer, bigint, oid                  int16, int32, int64, int64  nothing
-real, double precision                          float, double               nothing (NaN and infinities are values)
-numeric(p, s) with p <= 38, 0 <= s <= p         decimal(p, s)               NaN, infinities
-numeric otherwise                               string                      nothing: text with its digits and scale
-date                                            date32                      infinities, BC, years after 9999
-timestamp                                       timestamp[us]               the same
-timestamptz                                     timestamp[us, UTC]          the same
-bytea                                           binary                      nothing
-text, varchar, char, name, json, jsonb, uuid    string                      nothing
-arrays of the above                             list of the above           more dimensions than one, other lower bounds, elements as above
-all others: time, interval, ranges, enums, …    string                      nothing: PostgreSQL's text
-==============================================  ==========================  =====================================================
-"""
+"""The Arrow type of each PostgreSQL type in the lake, as the table in ``docs/reference/lake.md`` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark jobs: their errors, and the cleanup at the end of a task.
+"""Spark jobs: their names, their errors, and the cleanup at the end of a task.
 
 An error belongs to the job, which is then retried, or to Spark itself, which needs a new process.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from subscriber.errors import SubscriberError, TargetUnavailable
+from subscriber.protocol.lsn import Lsn
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_LENGTH: Final = 200
+"""Of the tables' names in a job's name, in characters."""
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
-__all__ = ["SparkLost", "end_session", "first_words", "forget_jars", "job_errors", "job_failed"]
+__all__ = ["SparkLost", "end_session", "first_words", "forget_jars", "job_errors", "job_failed", "job_name"]
 
 
 class SparkLost(SubscriberError):
@@ -78,3 +82,16 @@ def forget_jars() -> None:
     """
     for path in [path for path in list(sys.path_importer_cache) if path.endswith(".jar")]:
         sys.path_importer_cache.pop(path, None)
+
+
+def job_name(phase: str, tables: Iterable[object], after: Lsn | None = None, to: Lsn | None = None) -> str:
+    """The name of a job in Spark's UI and event log: its phase, the tables, and the LSNs that its changes are between."""
+    names = [str(table) for table in tables]
+    shown: list[str] = []
+    for name in names:
+        if shown and len(", ".join([*shown, name])) > _LENGTH:
+            break
+        shown.append(name)
+    more = f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+    lsns = "" if to is None else f", up to {to}" if after is None else f", {after} to {to}"
+    return f"{phase}: {', '.join(shown)}{more}{lsns}"

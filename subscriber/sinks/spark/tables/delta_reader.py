@@ -117,20 +117,12 @@ class DeltaReader:
         return None if found is None else Lsn.parse(found["lsn"])
 
     def at(self, version: int) -> DeltaTable:
-        """The table as of a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
+        """The table as of a version."""
         with self._reading():
             return DeltaTable(self.uri, version=version)
 
     def files_at(self, version: int) -> dict[str, TableFile]:
-        """The files that belonged to a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
+        """The files that belonged to a version."""
         log = TableLog(self._storage, self.directory)
         log.read(version)
         return log.files
@@ -149,11 +141,7 @@ class DeltaReader:
         return self._applied[application]
 
     def applied_at(self, version: int, application: str) -> Lsn | None:
-        """The LSN of an application's last commit, as of a version.
-
-        Raises:
-            TargetError: the log does not reach back that far.
-        """
+        """The LSN of an application's last commit, as of a version."""
         with self._reading():
             found = self.at(version).transaction_version(application)
         return None if found is None else Lsn(found)

@@ -28,13 +28,13 @@ from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.file_errors import MORE_MEMORY, NO_MEMORY, AccessDenied, DamagedFile, StorageFull
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.merge_unit import merge_unit
+from subscriber.sinks.spark.merge.units import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.planning.plan import Plan
 from subscriber.sinks.spark.pipeline.planning.table_work import TableWork
-from subscriber.sinks.spark.session.job_names import job_name
+from subscriber.sinks.spark.session.jobs import job_name
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped
@@ -228,11 +228,7 @@ class Engine(ABC):
         """The same, but return an error in place of the result of its item."""
 
     def commit(self, work: TableRound, results: Sequence[UnitResult]) -> TableResult:
-        """Commit a table. ``results`` are those of its units.
-
-        Raises:
-            TargetError: the table cannot be committed.
-        """
+        """Commit a table. ``results`` are those of its units."""
         found = TableResult([file for result in results for file in result.files])
         deleted: dict[str, BitMap] = {}
         for result in results:

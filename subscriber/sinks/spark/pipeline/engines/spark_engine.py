@@ -5,7 +5,7 @@ for each core, each with several units, because starting a task takes longer tha
 
 * Usually a unit rewrites its files with pyarrow, and delta-rs commits them. This needs no jar and no shuffle.
 * If a table has a feature that only Delta writes, and the session has Delta's extension, its units only fold their changes
-  (``folding.py``), and Delta's own MERGE INTO applies the folded changes. MERGE accepts one source row for each key, and supports neither
+  (``units.py``), and Delta's own MERGE INTO applies the folded changes. MERGE accepts one source row for each key, and supports neither
   unchanged TOASTed values nor an UPDATE whose row does not exist. So a unit reads the keys and unchanged values that it needs from the
   table, and writes the final row of each key. MERGE's own commit contains the LSN, by Delta's settings for it. On S3 this needs a log store
   that the user has chosen: Delta's default one may replace a version that another program commits at the same time.
@@ -30,14 +30,13 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.folding import deleted_flag
+from subscriber.sinks.spark.merge.units import deleted_flag
 from subscriber.sinks.spark.merge.parquet import read_table_files
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound, attempt
 from subscriber.sinks.spark.pipeline.engines.merge_sql import delete_statement, key_limits, merge_statement
 from subscriber.sinks.spark.schema.table_schema import folded_name
-from subscriber.sinks.spark.session.job_names import job_name
-from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed
+from subscriber.sinks.spark.session.jobs import forget_jars, job_errors, job_failed, job_name
 from subscriber.sinks.spark.session.object_stores import creates_versions_once, hadoop_uri
 from subscriber.sinks.spark.session.spark_session import has_delta, refuse_connect, require_delta_jar
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY

@@ -183,11 +183,7 @@ class CatalogRegistration:
                 self._wake.wait()
 
     def register(self, snapshot: Snapshot) -> None:
-        """Register a snapshot. Does nothing if its tables and versions are registered.
-
-        Raises:
-            TargetError: the catalog is unavailable, or refuses.
-        """
+        """Register a snapshot. Does nothing if its tables and versions are registered."""
         if snapshot.tables == self._registered:
             return
         names = view_names(snapshot.tables)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from subscriber.interfaces import TableName
-from subscriber.sinks.spark.merge.change_data import changed_rows
+from subscriber.sinks.spark.merge.units import changed_rows
 from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 
 

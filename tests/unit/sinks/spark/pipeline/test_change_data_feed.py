@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
+from subscriber.sinks.spark.merge import units as merge_unit_module
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.engine import Engine

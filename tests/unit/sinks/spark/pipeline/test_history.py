@@ -26,7 +26,7 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.log_files import write_log_part
-from subscriber.sinks.spark.merge.history_unit import write_history_unit
+from subscriber.sinks.spark.merge.units import write_history_unit
 from subscriber.sinks.spark.pipeline import history as history_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.session.job_names import job_name
+from subscriber.sinks.spark.session.jobs import job_name
 
 
 def test_job_is_named_by_phase_table_and_lsns() -> None:

@@ -18,7 +18,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import merge_unit as merge_unit_module
+from subscriber.sinks.spark.merge import units as merge_unit_module
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
@@ -298,7 +298,7 @@ async def test_table_that_may_not_be_read_stops_alone(tmp_path: Path, monkeypatc
     [
         (pa.ArrowInvalid("12345 is out of range"), "Arrow cannot compute"),
         (TargetError("the unit failed", hint="12"), "/tables/public/t could not be written: the unit failed"),
-        (KeyError("12345"), "unexpected KeyError in merge_unit.py, line "),
+        (KeyError("12345"), "unexpected KeyError in units.py, line "),
         (pa.ArrowMemoryError("malloc of size 12345 failed"), "/tables/public/t: there is not enough memory"),
         (MemoryError("12345"), "could not be written: there is not enough memory"),
     ],
