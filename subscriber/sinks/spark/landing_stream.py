@@ -52,10 +52,7 @@ _LOOK_SECONDS: Final = 0.2
 class LandingStream:
     """The stream, from one opening of the lake to its close. Only the stream's own timers may run during a call.
 
-    Attributes:
-        lander: as given.
-        failure: the error after which every call is refused.
-        gaps: as given.
+    After :attr:`failure`, every call is refused.
     """
 
     def __init__(

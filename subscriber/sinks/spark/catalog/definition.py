@@ -28,11 +28,7 @@ OPTIONS: Final = {name: option for name, option in STORED.items() if name != "bi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeDefinition:
-    """The stored part of a :class:`subscriber.catalog.Definition`, with the same attributes.
-
-    Attributes:
-        options: only the parameters in :data:`OPTIONS`.
-    """
+    """The stored part of a :class:`subscriber.catalog.Definition`, with the same attributes. ``options`` are those in :data:`OPTIONS`."""
 
     enabled: bool = True
     conninfo: str | None = None

@@ -94,9 +94,7 @@ class Lake:
     """The documents of one lake, read once and cached. Every change is durable before it is visible here.
 
     Attributes:
-        name: name of the subscription.
         target_identifier: identifies this lake among all lakes.
-        state: content of the catalog.
         position: the position that was set; None before the first.
         received: the directories of prepared transactions that were received. If one does not exist, the transaction was lost.
         dropped: whether the subscription was dropped. Landed changes may still be applied, and the tables may be read.

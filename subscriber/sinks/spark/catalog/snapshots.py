@@ -91,14 +91,7 @@ class StoppedTable:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What the commit of a publication says of it.
-
-    Attributes:
-        lsn: of the snapshot.
-        landed: see :class:`Snapshot`.
-        published: when it was published.
-        applier: identifies the process that published it.
-    """
+    """What the commit of a publication says of it. ``applier`` identifies the process that published it."""
 
     lsn: Lsn
     landed: Lsn

@@ -102,11 +102,7 @@ def _copied(schema: TableSchema, count: int, values: Sequence[Sequence[bytes | N
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """A table's copy: its LSN, its schema, and its files.
-
-    Attributes:
-        started: when it was begun, in seconds since 1970.
-    """
+    """A table's copy: its LSN, its schema, its files, and when it was begun, in seconds since 1970."""
 
     lsn: Lsn
     schema: TableSchema

@@ -25,14 +25,9 @@ def json_text(value: object) -> str:
 
 
 def write_document(storage: Storage, name: str, document: Mapping[str, Any] | str, *, durable: bool = True, private: bool = False) -> None:
-    """Store a JSON document as a whole, with its checksum.
+    """Store a JSON document, or its :func:`json_text`, as a whole, with its checksum.
 
-    Args:
-        storage: of the lake.
-        name: of the file.
-        document: the content, or its :func:`json_text`.
-        durable: whether to fsync.
-        private: only its owner may read it.
+    ``durable``: fsync it. ``private``: only its owner may read it.
     """
     body = document if isinstance(document, str) else json_text(document)
     content = f'{{"crc": {zlib.crc32(body.encode())}, "document": {body}, "format": {_FORMAT}}}'

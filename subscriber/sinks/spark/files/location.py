@@ -35,16 +35,12 @@ _EXAMPLE: Final = "as in spark:///var/lib/lake?confirm=landed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """The location of a lake and its parameters, see the module.
+    """The location of a lake and its parameters, see the module. In seconds and bytes.
 
     Attributes:
-        path: an absolute path. None for an object store.
-        uri: the URI for pyarrow. None for a directory.
-        confirm, batch_size, apply, target_rows, deletion_vectors, on_schema_gap, retain_hours: see the module. In seconds and bytes.
+        path: an absolute path. None for an object store, which has a URI for pyarrow.
         delay: ``batch_delay``. None: the default.
-        freshness, max_write_rate: see the module. None: the default.
-        history: tables with a history.
-        without_vectors: tables whose files get no deletion vectors.
+        history: tables with a history. ``without_vectors``: those whose files get no deletion vectors.
     """
 
     path: str | None = None

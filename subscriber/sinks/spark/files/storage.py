@@ -78,13 +78,7 @@ class PendingFile:
 
 
 class Storage:
-    """The files of one lake, see the module.
-
-    Attributes:
-        root: the lake's directory. None in an object store.
-        filesystem: pyarrow's file system, rooted at the lake.
-        place: the name of the lake in errors.
-    """
+    """The files of one lake, see the module. ``root`` is its directory, None in an object store; ``place`` is its name in errors."""
 
     def __init__(self, filesystem: fs.FileSystem, root: Path | None, place: str) -> None:
         self.filesystem = filesystem

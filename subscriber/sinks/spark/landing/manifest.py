@@ -45,14 +45,7 @@ _NAME: Final = re.compile(r"(\d{20})\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandedFile:
-    """A file with rows of one table, in order.
-
-    Attributes:
-        table_id: the lake's number of the table.
-        path: relative to the lake.
-        rows, size: number of rows, size in bytes.
-        schema: of the rows.
-    """
+    """A file with rows of one table, which is given by its number in the lake. The path is relative to the lake, the size in bytes."""
 
     table_id: int
     path: str
@@ -91,11 +84,7 @@ class BatchTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest(BatchTransactions):
-    """A manifest, see the module.
-
-    Attributes:
-        landed_time: when the manifest was written, by the subscriber's clock, in microseconds since 2000.
-    """
+    """A manifest, see the module. ``landed_time``: when it was written, by the subscriber's clock, in microseconds since 2000."""
 
     previous: Lsn
     begin: Lsn
@@ -161,12 +150,7 @@ class Manifest(BatchTransactions):
 
 @dataclass(slots=True)
 class ManifestsRead:
-    """A cache of one directory's manifests, for repeated reads: a manifest never changes, and most have the same schemas.
-
-    Attributes:
-        manifests: by their ends; those that existed at the last read.
-        schemas: by their text.
-    """
+    """A cache of one directory's manifests by their ends, for repeated reads; and of the schemas in them, by their text."""
 
     manifests: dict[int, Manifest] = field(default_factory=dict)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
@@ -191,18 +175,11 @@ def read_manifests(
     read: ManifestsRead | None = None,
     until: Lsn | None = None,
 ) -> list[Manifest]:
-    """Read the manifests of a directory that end after an LSN, in order, and check their chain.
+    """Read the manifests of a directory that end after an LSN and not after ``until``, in order, and check their chain.
 
-    Args:
-        storage: of the lake.
-        directory: relative to the lake.
-        after: the LSN.
-        anchor: the end of the manifest before the first one. None: unknown.
-        read: a cache of the manifests that were read before.
-        until: only manifests that end here or before. None: all.
+    ``anchor`` is the end of the manifest before the first one, if it is known. ``read`` is a cache.
 
     Raises:
-        TargetError: a manifest is damaged, or overlaps another one.
         DataLossError: a manifest is missing.
     """
     read = read if read is not None else ManifestsRead()

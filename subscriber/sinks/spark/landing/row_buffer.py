@@ -43,13 +43,7 @@ their numbers in the transaction and in the buffer; and what all have: transacti
 
 
 class RowBuffer:
-    """Rows of one table under one schema, in order.
-
-    Attributes:
-        table_id: the lake's number of the table.
-        schema: of the rows.
-        size: approximate size of their values in bytes.
-    """
+    """Rows of one table under one schema, in order. The size is that of their values in bytes, approximately."""
 
     __slots__ = ("_rows", "_spans", "schema", "size", "table_id")
 

@@ -48,11 +48,7 @@ class Form(runs.Form):
 
 
 class DescribedRelations(described_relations.DescribedRelations):
-    """The relations that the stream has described, by oid, with their schemas. It lives as long as the stream.
-
-    Attributes:
-        forms: the latest forms of changes.
-    """
+    """The relations that the stream has described, by oid, with their schemas and the latest forms of changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,13 +71,7 @@ class DescribedRelations(described_relations.DescribedRelations):
 
 
 class TransactionEncoder:
-    """Encodes transactions, chunk by chunk. Call :meth:`begin` for each.
-
-    Attributes:
-        batch: as given.
-        stamp: of the transaction.
-        counts: numbers of the transaction's changes, by the names of :class:`subscriber.interfaces.ApplyStatistics`.
-    """
+    """Encodes transactions into a batch, chunk by chunk. Call :meth:`begin` for each. ``counts`` has the names of the statistics."""
 
     stamp: Stamp
     counts: Counter[str]

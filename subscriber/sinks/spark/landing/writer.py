@@ -31,8 +31,7 @@ class LandingWriter:
 
     Attributes:
         described: the relations that the stream described. A new stream needs a new object.
-        position: everything up to here was taken; it is in memory or landed.
-        lost: whether something that was taken is lost.
+        position: everything up to here was taken; it is in memory or landed. ``lost``: whether some of it is lost.
         gathered: when the oldest transaction that is not landed was taken, by the event loop's clock. None if there is none.
     """
 

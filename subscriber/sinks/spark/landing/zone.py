@@ -107,11 +107,7 @@ class _Part:
 
 
 class OpenBatch:
-    """A batch that is being written.
-
-    Attributes:
-        spilled: how often rows were written.
-    """
+    """A batch that is being written. ``spilled`` says how often rows were written."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
         self._storage = storage
@@ -198,8 +194,7 @@ class OpenBatch:
 class LandingZone:
     """A directory of batches, and the chain of their manifests, which begins at ``anchor``. :meth:`recover` creates the directory.
 
-    Attributes:
-        last: the end of the last manifest, or the anchor.
+    ``last`` is the end of the last manifest, or the anchor.
     """
 
     def __init__(self, storage: Storage, directory: str, anchor: Lsn = INVALID_LSN) -> None:

@@ -58,18 +58,13 @@ class _Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """A planned append to a log.
+    """A planned append to the log of a table.
 
     Attributes:
-        name: of the table.
-        copy: the directory of its copy.
-        log: the log.
-        application: commits it.
-        done: the LSN of the application's last commit.
-        end: the LSN of this one.
+        copy: the directory of the table's copy.
+        application, done, end: commits it; the LSN of its last commit, and of this one.
         overwrite: the new columns, if all files of the log are replaced.
-        rewritten: the files of the log that are written again.
-        parts: the new files.
+        rewritten, parts: the files of the log that are written again, and the new ones.
     """
 
     name: TableName

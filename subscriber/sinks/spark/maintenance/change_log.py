@@ -27,7 +27,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.file_errors import arrow_errors
-from subscriber.sinks.spark.files.storage import Storage, StoredFile
+from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import (
     Manifest,
     ManifestsRead,
@@ -54,21 +54,13 @@ __all__ = ["ChangeLog", "StoppedLog"]
 
 _logger = logging.getLogger(__name__)
 
-_WAITING_BYTES: Final = 256 * 1024**2
-_WAITING_SECONDS: Final = 30.0
-"""Copies of this size, and for this time, may wait for others."""
 _Result = TypeVar("_Result")
 _Work = TypeVar("_Work", RewrittenFiles, LogPart)
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedLog:
-    """A log that cannot be continued, and how it was when this was found.
-
-    Attributes:
-        error: the reason.
-        version: of the log. -1: it could not be read, or is gone.
-    """
+    """A log that cannot be continued, and the version that it had when this was found. -1: it could not be read, or is gone."""
 
     error: TableStopped
     version: int = -1
@@ -82,8 +74,7 @@ class ChangeLog:
     """Writes the change logs of a lake, see the module. It lives as long as the applier.
 
     Attributes:
-        opened: the Delta tables, by directory.
-        stopped: the logs that cannot be continued, by table.
+        opened: the Delta tables, by directory. ``stopped``: the logs that cannot be continued, by table.
         written: bytes of the files that it wrote.
     """
 
@@ -100,7 +91,7 @@ class ChangeLog:
         self._target_rows = target_rows
         self._retain_hours = retain_hours
         self._complete = INVALID_LSN  # the logs have all changes up to here
-        self._waiting: dict[TableName | None, float] = {}  # since when copies wait, by table; None: since when landed files wait
+        self._since: float | None = None  # files wait
         self.opened: dict[str, LakeDelta] = {}
         self.stopped: dict[TableName, StoppedLog] = {}
         self.written = 0
@@ -114,7 +105,7 @@ class ChangeLog:
     def compact(self, lake: Lake, snapshot: Snapshot, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> None:
         """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait, or if they wait for too long.
 
-        Then remove landed files.
+        Then remove landed files and copies.
 
         Args:
             lake: its documents.
@@ -152,16 +143,14 @@ class ChangeLog:
         for name in self.stopped.keys() - state.tables.keys() - state.removed.keys():
             del self.stopped[name]
         retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self.stopped.items())
-        due = {name: files for name, _, files in found if files and name not in self.stopped}
-        # with Spark each append is a job. So new copies wait while even more tables are being copied, unless they replace others
-        copying = sum(not table.is_synchronized for table in state.tables.values())
-        may_wait = self._are_few_and_new(due) and enough > 0 and len(due) < copying and due.keys().isdisjoint(state.removed)
-        if not waiting:
-            self._waiting.pop(None, None)
-        late = bool(waiting) and time.monotonic() - self._waiting.setdefault(None, time.monotonic()) >= self._log_seconds
-        if waiting <= enough and not late and not retried and (may_wait or not due):
+        due = {name: len(files) for name, _, files in found if files and name not in self.stopped}
+        waiting, now = waiting + sum(due.values()), time.monotonic()
+        self._since = (self._since or now) if waiting else None
+        late = now - (self._since or now) >= self._log_seconds
+        # the next copy would replace the one that the log lacks
+        if waiting <= enough and not late and not retried and due.keys().isdisjoint(state.removed):
             return
-        self._waiting.pop(None, None)
+        self._since = None
         errors = self._append(state.removed, tables, manifests, snapshot.landed)
         for name in sorted({*state.removed, *tables}):
             self._note(name, tables.get(name), errors.get(name))
@@ -171,16 +160,6 @@ class ChangeLog:
                 self._storage.remove_directory(copy_directory(table))
         self._remove_landed(manifests, snapshot.needed, kept)
         self._complete = snapshot.landed
-
-    def _are_few_and_new(self, copies: Mapping[TableName, Sequence[StoredFile]]) -> bool:
-        # the times of the files are by the clock of the store, which may be wrong
-        now = time.monotonic()
-        since: dict[TableName | None, float] = {name: self._waiting.get(name, now) for name in copies}
-        for name in self._waiting.keys() - since.keys() - {None}:
-            del self._waiting[name]
-        self._waiting.update(since)
-        size = sum(file.size for files in copies.values() for file in files)
-        return size <= _WAITING_BYTES and all(now - _WAITING_SECONDS < began for began in since.values())
 
     def _note(self, name: TableName, table: LakeTable | None, error: TableStopped | None) -> None:
         """Note whether the log of a table can be continued."""

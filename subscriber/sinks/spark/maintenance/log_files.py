@@ -89,13 +89,10 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPart:
-    """Changes that become one file of a change log.
+    """Changes that become one file of a change log: landed files, in order, or files of a copy.
 
     Attributes:
-        directory: of the log, relative to the lake.
         schema: the log's columns, with the identity of these changes.
-        files: landed files, in order, or files of a copy.
-        copied: the copy that these are of. None: landed changes.
         clears: whether the copy replaces earlier rows. Then it begins with a ``t``.
         after: changes up to this LSN are already in the log.
         rows: number of rows, at most.
@@ -136,15 +133,11 @@ def _truncate(schema: pa.Schema, copied: Copied) -> pa.Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFiles:
-    """Files of a table that are written again as one.
+    """Files of a table that are written again as one, with these columns.
 
     Attributes:
-        directory: of the table, relative to the lake.
-        files: relative to the directory, in order.
-        schema: the new columns.
         order: columns by which the rows are sorted. Empty: they keep their order.
         metadata: of the new file.
-        rows: number of rows.
     """
 
     directory: str

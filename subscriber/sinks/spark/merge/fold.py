@@ -31,13 +31,11 @@ class Folded:
 
     Attributes:
         cleared: whether all its rows are deleted first.
-        touched: one row for each changed key: the table's rows with these keys are deleted. Columns of ``puts``.
-        puts: the new rows, in the current-state columns.
-        gone: for each row of ``touched``, whether its key is deleted. The others are ``puts``, in the same order.
+        touched: one row for each changed key: the table's rows with these keys are deleted. ``gone``: whether the key is deleted.
+        puts: the new rows: those of ``touched`` that are not gone, in the current-state columns.
         expected: for each row of ``touched``, whether the first change of its key needs an existing row of the table.
         consistent: whether each of the other changes finds its row; see ``row_matching.py``.
-        wanted: values of ``puts`` that must be read from the table: row of ``puts`` to (row of ``touched`` with the key that it had,
-            fields).
+        wanted: values of ``puts`` that must be read from the table: row of ``puts`` to (row of ``touched`` with its former key, fields).
     """
 
     cleared: bool
@@ -182,15 +180,9 @@ def _runs_short(ids: pa.Array, weights: pa.Array) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MergedRows:
-    """The folded changes of a table, completed from its rows.
+    """The folded changes of a table, completed from its rows. ``puts`` replace the rows with the same keys.
 
-    Attributes:
-        cleared: whether all rows of the table are deleted first.
-        puts: the new rows, in the current-state columns. They replace the rows with the same keys.
-        gone: one row for each deleted key.
-        missing: counts of changes that found no row.
-        untouched: which rows of the base are neither replaced nor deleted.
-        known: whether the base has a row for every key in ``puts``.
+    ``untouched``: which rows of the base are neither replaced nor deleted. ``known``: whether the base has a row for every key in ``puts``.
     """
 
     cleared: bool
@@ -210,11 +202,8 @@ class MergedRows:
 def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, passed_over: MissingRows | None = None) -> MergedRows:
     """Fold the changes of a table with a key, and complete them from its rows.
 
-    Args:
-        base: rows of the table in the current-state columns: at least all rows that changes affect, or that a row moved from.
-        changes: in the landing's columns, in order.
-        schema: of the table, which must have a key.
-        passed_over: counts of changes that were already left out.
+    ``base`` has at least all rows that changes affect, or that a row moved from. ``changes`` are in the landing's columns, in order.
+    ``passed_over`` counts changes that were already left out.
     """
     names = schema.current.names
     folded = fold(changes, schema)

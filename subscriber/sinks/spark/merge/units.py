@@ -38,9 +38,9 @@ from subscriber.sinks.spark.schema.arrow_columns import with_column
 from subscriber.sinks.spark.schema.table_schema import TableSchema, folded_name
 from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 
-__all__ = ["CHANGE_DATA", "changed_rows", "changes_between", "deleted_flag", "merge_unit", "write_history_unit"]
+__all__ = ["changed_rows", "changes_between", "deleted_flag", "merge_unit", "write_history_unit"]
 
-CHANGE_DATA: Final = "_change_data"
+_CHANGE_DATA: Final = "_change_data"
 """Directory of the files, in that of the table."""
 _TYPE: Final = "_change_type"
 
@@ -221,9 +221,9 @@ def _typed(rows: pa.Table, type_: str) -> pa.Table:
 
 def _write_feed(storage: Storage, directory: str, rows: pa.Table) -> DataFile:
     """Write rows of the feed."""
-    storage.make_directory(f"{directory}/{CHANGE_DATA}")
-    file = write_data_file(storage, directory, f"{CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
-    storage.sync([f"{directory}/{CHANGE_DATA}"])
+    storage.make_directory(f"{directory}/{_CHANGE_DATA}")
+    file = write_data_file(storage, directory, f"{_CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
+    storage.sync([f"{directory}/{_CHANGE_DATA}"])
     return file
 
 

@@ -35,11 +35,10 @@ def history_schema(schema: TableSchema) -> pa.Schema:
 
 @dataclass(slots=True)
 class _Version:
-    """A version of a row.
+    """A version of a row, which begins with the commit ``lsn``.
 
     Attributes:
         row: the row with its values, among those of the history table and the changes.
-        lsn: it begins with this commit.
         end: the change that ends it. None: it is current, or was ended before.
         values: columns whose values other rows have.
         hidden: whether it has no row, because the commit that made it has replaced it.
@@ -73,12 +72,9 @@ class _Versions:
 
 
 def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> pa.Table:
-    """Apply changes to rows of a history table, and return its rows.
+    """Apply changes to rows of a history table, and return its rows. ``changes`` are in the landing's columns, in order.
 
-    Args:
-        base: rows of the history table; at least those of the changed keys, or all if there is a TRUNCATE.
-        changes: in the landing's columns, in order.
-        schema: of the table, with the replica identity of the changes.
+    ``base`` has at least the rows of the changed keys, or all if there is a TRUNCATE. ``schema`` has the replica identity of the changes.
     """
     base, names = base.select(history_schema(schema).names), schema.current.names
     own = pa.concat_tables([base.select(names), changes.select(names)])

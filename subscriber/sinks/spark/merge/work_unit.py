@@ -18,11 +18,9 @@ __all__ = ["FoldedFile", "Unit", "UnitFile", "UnitResult", "Work"]
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file of the table that a unit reads.
+    """A file of the table that a unit reads, and its deleted rows.
 
     Attributes:
-        path: relative to the table.
-        vector: its deleted rows.
         kept: whether the file remains, and its replaced and deleted rows are marked in its deletion vector. Otherwise it is rewritten.
         shared: whether other units read it too. If it is rewritten, each unit takes the rows in its ranges of keys.
     """
@@ -83,8 +81,7 @@ class FoldedFile:
     """The folded changes of a unit, one row for each key. Without rows there is no file.
 
     Attributes:
-        path: relative to the lake.
-        size, rows, memory: size in bytes, number of rows, and their size in memory.
+        path, size: relative to the lake, in bytes. ``memory``: size of the rows in memory.
         keys: the minimum and maximum of the first key column. None if unknown.
         known: whether the table has a row for each key that is not deleted.
     """
@@ -102,12 +99,9 @@ class UnitResult:
     """The result of a unit.
 
     Attributes:
-        files: new files of the table.
+        files, feed: new files of the table, and of its Change Data Feed.
         missing: counts of changes that found no row.
-        folded: the folded changes.
-        seconds: how long it took.
         deleted: Roaring bitmaps of deleted rows, by the paths of files that are kept.
-        feed: files of the Change Data Feed.
     """
 
     files: list[DataFile]

@@ -75,12 +75,7 @@ _FIRST_SWEEP_SECONDS: Final = 60.0
 
 
 class Applier:
-    """The applier of one lake, see the module.
-
-    Attributes:
-        missing: counts of changes that found no row, since this object was created.
-        progress: what its rounds did.
-    """
+    """The applier of one lake, see the module. ``missing`` counts changes that found no row, since this object was created."""
 
     def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
         self._storage = storage

@@ -30,15 +30,7 @@ ROUND: Final = "round"
 class ApplierStatus:
     """The status of the applier, see the module. Counters are taken over from an earlier applier of the lake.
 
-    So is its last error, until a round succeeds.
-
-    Args:
-        storage: of the lake.
-        progress: of the applier.
-        missing: its counts since :meth:`begin`.
-
-    Attributes:
-        stopped_logs: the change logs that the earlier applier could not continue, with the reasons.
+    So are its last error, until a round succeeds, and the change logs that it could not continue.
     """
 
     def __init__(self, storage: Storage, progress: ApplierProgress, missing: MissingRows) -> None:

@@ -61,12 +61,7 @@ _SMALL_FILES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The next part of a change log for a history table.
-
-    Attributes:
-        files: of the log, in order, with the rows of each.
-        until: changes up to here are part of the step.
-    """
+    """The next part of a change log for a history table: files in order, and the LSN of its last changes."""
 
     files: tuple[LogFile, ...]
     until: Lsn
@@ -108,12 +103,7 @@ class _Work:
 
 
 class HistoryTables:
-    """The history tables of a lake.
-
-    Attributes:
-        opened: the Delta tables, by directory.
-        files: the sizes of the files that the last call of :meth:`apply` wrote, by the names of the histories.
-    """
+    """The history tables of a lake. ``files``: sizes of the files that the last :meth:`apply` wrote, by the histories' names."""
 
     def __init__(self, storage: Storage, engine: Engine, log: ChangeLog, target_rows: int, retain_hours: int) -> None:
         self._storage = storage

@@ -19,13 +19,7 @@ __all__ = ["OpenTables", "is_readable", "lacks_published"]
 
 @dataclass(slots=True)
 class OpenTables:
-    """Opens each table once.
-
-    Attributes:
-        storage: of the lake.
-        retain_hours: how long versions that were replaced can be read.
-        opened: the tables by directory.
-    """
+    """Opens each table of a lake once, and keeps them by directory."""
 
     storage: Storage
     retain_hours: int = 24

@@ -53,12 +53,7 @@ class _Round:
 
 @dataclass(slots=True)
 class Pace:
-    """Decides when rounds begin, see the module.
-
-    Args:
-        freshness: the target.
-        write_rate: bytes per second that rounds write at most, on average. None: no limit.
-    """
+    """Decides when rounds begin: for a freshness target, and at most so many written bytes per second on average. See the module."""
 
     freshness: float
     write_rate: float | None = None

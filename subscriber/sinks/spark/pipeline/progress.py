@@ -56,17 +56,12 @@ class RoundProgress:
     """One round.
 
     Attributes:
-        number: the number of the round, which continues over restarts.
-        began: seconds since 1970.
+        began, ended: seconds since 1970.
         start, end, latest: the LSN before the round, after it, and of the newest landed batch when it began.
         rows, size: the number of landed changes that it took, and the size of their files in bytes.
-        since: when the oldest commit in it was made. None: unknown.
-        newest: when the newest one was made.
-        received: how long after its commit the oldest one was received.
-        landed: how long after its commit the oldest one was landed.
-        ended: when it was published.
+        since, newest: when the oldest and the newest commit in it were made. None: unknown.
+        received, landed: how long after its commit the oldest one was received, and landed.
         seconds: of each phase.
-        tables: what it did for each table.
     """
 
     number: int
@@ -127,14 +122,8 @@ class RoundProgress:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums since the applier started.
-
-    Attributes:
-        rounds, late: the number of rounds, and of those that missed the freshness target.
-        rows, size: landed changes that were applied, and the size of their files.
-        written: bytes that were written, to ``table`` and ``log``.
-        files: files that were written to tables.
-        seconds: of each phase.
+    """Sums since the applier started: ``late`` counts rounds that missed the freshness target, ``rows`` and ``size`` landed changes that were
+    applied, ``files`` and ``written`` (bytes, to ``table`` and ``log``) what was written, ``seconds`` those of each phase.
     """
 
     rounds: int = 0
@@ -155,14 +144,10 @@ class ApplierProgress:
     """The progress of one applier, see the module. Other threads may read it.
 
     Attributes:
-        lake: its place.
-        last: the last round that did something.
         recent: the events of the last rounds.
-        totals: sums since the start.
         waiting: what waits for the next round. None: nothing.
         held: whether the write rate makes the next round wait beyond the target.
-        stopped: the tables that are stopped, with the reason.
-        stopped_logs: the tables whose change logs are stopped, with the reason.
+        stopped, stopped_logs: the tables that are stopped, and those whose change logs are, with the reasons.
     """
 
     def __init__(self, lake: str, engine: str, freshness: float) -> None:

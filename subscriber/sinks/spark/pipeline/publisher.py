@@ -25,11 +25,7 @@ _APPLICATION: Final = "subscriber-snapshot"
 
 
 class SnapshotPublisher:
-    """Reads and publishes the snapshots of a lake, for its applier.
-
-    Attributes:
-        delta: the Delta table.
-    """
+    """Reads and publishes the snapshots of a lake, for its applier."""
 
     def __init__(self, storage: Storage, retain_hours: int = 24) -> None:
         self._storage = storage

@@ -49,12 +49,7 @@ def stop_of(snapshot: Snapshot, name: TableName, table: LakeTable) -> StoppedTab
 
 @dataclass(slots=True)
 class StopChecks:
-    """Finds the tables that cannot be continued.
-
-    Attributes:
-        tables: of the lake.
-        begun: tables that no snapshot has yet, with the version that began them.
-    """
+    """Finds the tables that cannot be continued. ``begun`` has those that no snapshot has yet, with the version that began them."""
 
     tables: OpenTables
     begun: dict[str, int] = field(default_factory=dict)

@@ -42,11 +42,9 @@ _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a range that can be read independently.
+    """A part of a range that can be read independently: after ``start``, up to ``end``.
 
-    Attributes:
-        start, end: after ``start``, up to ``end``.
-        file: of the log, relative to the lake. None: everything that is in the range at the time of reading.
+    ``file`` is one of the log, relative to the lake. None: everything that is in the range at the time of reading.
     """
 
     start: int

@@ -23,12 +23,9 @@ __all__ = ["Stretch", "absent_columns", "dropped_columns", "evolved_schema", "re
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Changes that are folded together.
+    """Changes that are folded together: files in order, and the table's new columns with the replica identity of these changes.
 
-    Attributes:
-        files: relative to the lake, in order.
-        schema: the table's new columns, with the replica identity of these changes.
-        absent: fields of the table that the publisher's table did not have at the time of these changes.
+    ``absent`` are fields of the table that the publisher's table did not have at the time.
     """
 
     files: tuple[str, ...]

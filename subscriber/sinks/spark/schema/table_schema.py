@@ -55,13 +55,9 @@ _FORBIDDEN: Final = re.compile(r"[ ,;{}()\n\t=]")
 
 @dataclass(frozen=True, slots=True)
 class LakeColumn:
-    """One column.
+    """One column, by its name in PostgreSQL; ``field`` is the name in the lake. ``key``: whether it belongs to the replica identity.
 
-    Attributes:
-        name: the name in PostgreSQL.
-        field: the name in the lake. It differs only if Delta does not allow PostgreSQL's name, or the table uses it for another column.
-        type: the Arrow type.
-        key: whether the column belongs to the replica identity.
+    The names differ only if Delta does not allow PostgreSQL's, or the table uses it for another column.
     """
 
     name: str

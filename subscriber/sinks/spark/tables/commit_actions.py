@@ -33,9 +33,7 @@ __all__ = ["TableChange", "actions_of", "commit_by_library", "row_count", "store
 class TableChange:
     """What a commit changes. See :meth:`subscriber.sinks.spark.tables.delta.LakeDelta.commit`.
 
-    Attributes:
-        vectors: new deletion vectors by their files. None: all rows of the file are deleted.
-        feed: files of the Change Data Feed.
+    ``vectors`` are new deletion vectors by their files. None: all rows of the file are deleted.
     """
 
     added: Sequence[DataFile]

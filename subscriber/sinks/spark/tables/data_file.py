@@ -22,13 +22,9 @@ __all__ = ["Bound", "DataFile", "file_statistics", "write_data_file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """A file of a Delta table, written by a unit of work or by a copy.
+    """A file of a Delta table, written by a unit of work or by a copy. ``path`` is relative to the table, ``stats`` JSON as in Delta's log.
 
-    Attributes:
-        path: relative to the table.
-        size, rows: size in bytes, number of rows.
-        stats: as in Delta's log, as JSON.
-        low, high: range of the first key column. None if there is none.
+    ``low`` and ``high`` are the range of the first key column. None if there is none.
     """
 
     path: str
@@ -50,13 +46,8 @@ def write_data_file(
 ) -> DataFile:
     """Write rows as a file of a table. Its name is durable once the directory is synced.
 
-    Args:
-        storage: of the lake.
-        directory: of the table, relative to the lake.
-        path: relative to the directory.
-        rows: the rows. Their schema's metadata is stored in the file.
-        dictionary: the columns that are encoded with a dictionary; True: all, False: none.
-        row_group_size: in rows. None: pyarrow's default.
+    The path is relative to the directory of the table. The metadata of the rows' schema is stored in the file. ``dictionary``: the columns
+    that are encoded with one; True: all.
     """
     name = f"{directory}/{path}"
     pending = storage.create(name)

@@ -37,12 +37,7 @@ _DIGITS: Final = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ
 class DeletionVector:
     """Where a vector is stored: Delta's descriptor.
 
-    Attributes:
-        kind: ``i``: ``text`` is the vector; ``u``: a file of the table; ``p``: a file with an absolute path.
-        text: in Z85 where it is not a path.
-        size: of the vector, in bytes.
-        deleted: number of deleted rows.
-        offset: in the file.
+    ``kind`` is ``i``: ``text`` is the vector, in Z85; ``u``: a file of the table; ``p``: a file with an absolute path.
     """
 
     kind: str

@@ -185,10 +185,8 @@ class LakeDelta(DeltaReader):
         """Commit files, and ``lsn`` as the table's position.
 
         Args:
-            added: new files in the table's directory.
-            removed: paths of files that no longer belong to the table.
-            application: the application of the LSN.
-            lsn: the application's changes up to here are in the table.
+            added, removed: new files in the table's directory, and paths of files that no longer belong to the table.
+            application, lsn: the application's changes up to here are in the table.
             note: for the table's history, by :func:`commit_note`.
             overwrite: the new columns of the table; then all previous files are removed.
             same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.

@@ -37,15 +37,7 @@ _MAPS: Final = ("partitionValues", "tags")
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A file of a table.
-
-    Attributes:
-        path: relative to the table.
-        size: in bytes.
-        rows: how many there are in the file, even deleted ones. None if the log does not say.
-        vector: its deletion vector.
-        add: the action that added it.
-    """
+    """A file of a table. ``rows`` counts deleted ones too, and is None if the log does not say. ``add`` is the action that added it."""
 
     path: str
     size: int
@@ -74,12 +66,9 @@ class TableFile:
 
 
 class TableLog:
-    """The files of one table, at a version.
+    """The files of one table by path, at a version (-1: none).
 
-    Attributes:
-        version: the version. -1: none.
-        files: by path.
-        removed: files of deletion vectors that no longer belong to the table, and since when, in milliseconds.
+    ``removed`` has files of deletion vectors that no longer belong to the table, and since when, in milliseconds.
     """
 
     def __init__(self, storage: Storage, directory: str) -> None:

@@ -52,13 +52,10 @@ class TableRound:
     """One table in a round: the work to do, and the commit of its result.
 
     Attributes:
-        name: name of the table.
         application: the Delta application that commits it.
-        delta: the table. It exists, with its new columns unless ``overwrite`` replaces them.
+        delta: the table. It exists, with its new columns unless ``overwrite``, the new columns of a table whose files are replaced, is set.
         source: the waiting changes. The commit stores its ``reached``.
-        task: the work.
         plan: the work, divided into units.
-        overwrite: the new columns, if all files of the table are replaced.
     """
 
     name: TableName
@@ -106,8 +103,7 @@ class TableRound:
 class TableFailed(TargetError):
     """A unit, the commit of one table, or that of its new columns failed. The other tables can be committed.
 
-    Attributes:
-        others: those of other tables, in the same attempt.
+    ``others`` are those of other tables, in the same attempt.
     """
 
     def __init__(self, work: TableRound, error: TargetError) -> None:

@@ -28,12 +28,9 @@ def delete_statement(uri: str) -> str:
 def merge_statement(
     uri: str, schema: TableSchema, source: str, flag: str, range_: Range, *, known: bool = False, cleared: bool = False
 ) -> str:
-    """MERGE INTO the table at ``uri``.
+    """MERGE INTO the table at ``uri`` a view with its columns, one row for each key.
 
     Args:
-        uri: of a Delta table.
-        schema: its columns and its key.
-        source: a view with the same columns, one row for each key.
         flag: an additional column of the view: whether the row is deleted.
         range_: range of the keys in the view.
         known: whether the table has a row for each key that is not deleted. Then Delta needs no full outer join.

@@ -44,12 +44,9 @@ _FAR: Final = 8
 
 @dataclass(slots=True)
 class Cluster:
-    """A cluster.
+    """Files whose ranges overlap, and the changes of keys there.
 
     Attributes:
-        low, high: range of the keys in its files.
-        files: the files.
-        changes: how many changes belong to it.
         needed: whether it is worked on even without changes.
         part: how many rows it has of files that are in several clusters, approximately.
     """

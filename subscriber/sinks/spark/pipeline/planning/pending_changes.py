@@ -29,12 +29,8 @@ class PendingChanges:
     """The waiting changes of a table, see the module.
 
     Attributes:
-        reached: the LSN of the table after these files are applied.
-        begins: its LSN before.
-        files: paths relative to the lake, in order.
-        size: of all files, in bytes.
-        schemas: in order; neighbours are different. Empty if there is no description of the table.
-        described: the schema of each file.
+        begins, reached: the LSN of the table before these files are applied, and afterwards.
+        schemas: in order; neighbours are different. Empty if there is no description of the table. ``described``: that of each file.
         copy: the directory of the copy that they begin with. None: they begin with no copy.
     """
 

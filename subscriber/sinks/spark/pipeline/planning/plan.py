@@ -59,13 +59,7 @@ _KEY_PART: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The result of planning.
-
-    Attributes:
-        units: the work, in parts.
-        removed: files of the table that are removed afterwards.
-        cleared: whether there was a TRUNCATE among the changes.
-    """
+    """The units of a table, the files that they replace, and whether there was a TRUNCATE among the changes."""
 
     units: tuple[Unit, ...]
     removed: tuple[str, ...]

@@ -14,15 +14,7 @@ __all__ = ["BaseFile", "TableWork", "plan_columns"]
 
 @dataclass(frozen=True, slots=True)
 class BaseFile:
-    """A file of the table.
-
-    Attributes:
-        path: relative to the table.
-        rows: how many there are in the file, even deleted ones.
-        range: of the first key column. None if unknown.
-        size: in bytes.
-        vector: its deleted rows.
-    """
+    """A file of the table. ``rows`` counts deleted ones too; ``range`` is that of the first key column, None if it is unknown."""
 
     path: str
     rows: int

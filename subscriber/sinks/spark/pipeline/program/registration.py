@@ -86,13 +86,9 @@ def require_catalog(spark: SparkSession, schema: str) -> None:
 
 
 class CatalogRegistration:
-    """Registers snapshots, see the module.
+    """Registers snapshots in a schema, checked by :func:`require_catalog`, which is created if it does not exist. See the module.
 
-    Args:
-        spark: the session of the applier. It has Delta's jar.
-        storage: of the lake.
-        schema: ``CATALOG.SCHEMA``, checked by :func:`require_catalog`. The schema is created if it does not exist.
-        failed: is told an error, once, and None when a snapshot is registered after that.
+    The session has Delta's jar. ``failed`` is told an error, once, and None when a snapshot is registered after that.
     """
 
     def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError | None], None]) -> None:
