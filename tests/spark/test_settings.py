@@ -11,7 +11,8 @@ import pytest
 
 _PROGRAM = """
 from subscriber.sinks.spark.session.spark_session import spark_session
-spark = spark_session("local[1]", {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "Europe/Berlin", "spark.driver.memory": "600m"})
+conf = {"spark.log.level": "ERROR", "spark.sql.session.timeZone": "Europe/Berlin", "spark.driver.memory": "600m"}
+spark = spark_session("local[1]", conf)
 for name in ("spark.app.name", "spark.sql.shuffle.partitions", "spark.sql.session.timeZone", "spark.python.worker.reuse", "spark.x"):
     print("=", name, spark.conf.get(name))
 print("=", "memory", spark.sparkContext._jvm.Runtime.getRuntime().maxMemory() // 1024**2)

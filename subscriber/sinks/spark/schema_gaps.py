@@ -2,8 +2,9 @@
 
 The publisher sends a new column with the rows that are changed, but not what ADD COLUMN, RENAME COLUMN or ALTER COLUMN … TYPE gave to the
 other rows. The lake would have NULL there, or the value from before. So the subscriber stops before it lands the first change with other
-columns than the table's copy had. Of new columns, it asks the publisher's catalog (``schema_gap``); of new types, ``type_changes.py`` knows
-whether the values are the same. If earlier rows are as on the publisher, the table continues. Otherwise ``on_schema_gap`` says what is done:
+columns than the table's copy had. Of new columns, it asks the publisher's catalog (``schema_gap``); of new types, ``type_changes.py``
+knows whether the values are the same. If earlier rows are as on the publisher, the table continues. Otherwise ``on_schema_gap`` says what
+is done:
 
 * ``copy``: the table is copied again. It is in no snapshot until then.
 * ``park``: the applier stops the table.

@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmark.spark")
     parser.add_argument("--workload", default=",".join(WORKLOADS), help="names, separated by commas")
     parser.add_argument("--engine", default=f"local,spark,{SCRIPT}", help="contenders, separated by commas")
-    parser.add_argument("--rows", type=int, default=0, help="of memory, scaling and copy, or tables of registration; 0: as the workload has it")
+    parser.add_argument("--rows", type=int, default=0, help="of memory, scaling, copy, registration (tables); 0: as the workload has it")
     parser.add_argument("--seconds", type=float, default=60.0, help="of price, for each target")
     parser.add_argument("--rounds", type=int, default=3, help="how often measurements are repeated")
     args = parser.parse_args()

@@ -280,7 +280,8 @@ def main() -> None:
             case ["all_cpu"]:
                 _answer(cpu_seconds("driver", "workers"))
             case ["change_one", size] if isinstance(contender, Lakes):
-                _answer(contender.change_one(size))
+                contender.change_one(size)
+                _answer(None)
             case ["register", again] if isinstance(contender, Lakes):
                 _answer(contender.register(again=again))
             case ["sums"]:

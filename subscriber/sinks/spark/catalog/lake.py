@@ -1,7 +1,7 @@
 """The documents of a lake: ``subscriber.json``, ``catalog.json`` and ``position.json`` in its directory.
 
-Without ``subscriber.json`` there is no lake. ``catalog.json`` is replaced as a whole. ``position.json`` has the position that was set, or moved
-without data; the last manifest counts if it ends further. It also has the directories of the prepared transactions that were received.
+Without ``subscriber.json`` there is no lake. ``catalog.json`` is replaced as a whole. ``position.json`` has the position that was set, or
+moved without data; the last manifest counts if it ends further. It also has the directories of prepared transactions that were received.
 ``docs/reference/lake.md`` lists all files of a lake.
 """
 
@@ -198,11 +198,6 @@ class Lake:
             RelationError: the subscription does not have this table.
         """
         self.change(lambda state: with_tables(state, {name: replace(_table_of(state, name), **changes)}))
-
-    def remove_abandoned_copies(self) -> None:
-        """Remove what copies left that were started again."""
-        for directory in abandoned_copies(self.storage, [*self.state.tables.values(), *self.state.removed.values()]):
-            self.storage.remove_directory(directory)
 
     def table(self, name: TableName) -> LakeTable:
         """Return a table of the subscription.

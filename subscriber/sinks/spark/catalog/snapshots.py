@@ -4,8 +4,8 @@ A snapshot says up to which LSN the tables are complete, and which Delta version
 versions sees the tables as the publisher had them at one moment. A table that is still being synchronized, or is ahead of the snapshot, is
 not in it. Neither is a stopped table, which the applier cannot continue, for example because another writer changed its rows.
 
-Each publication is one commit (``pipeline/publisher.py``), which replaces all rows of the Delta table. ``docs/howto/lake-read.md`` describes
-its columns. Of a stopped table, ``stopped`` is what the applier needs to continue it, as JSON.
+Each publication is one commit (``pipeline/publisher.py``), which replaces all rows of the Delta table. ``docs/howto/lake-read.md``
+describes its columns. Of a stopped table, ``stopped`` is what the applier needs to continue it, as JSON.
 
 So Delta readers get the newest snapshot with a query, and earlier ones by time travel (``VERSION AS OF``, ``TIMESTAMP AS OF``). This
 module reads without delta-rs: the commit of a publication names its only file, and has LSN and time in its ``userMetadata``. It finds the

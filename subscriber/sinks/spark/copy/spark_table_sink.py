@@ -107,8 +107,6 @@ class SparkTableSink:
             raise TargetError(f'table "{self._table}" is already copied, or is being copied', hint="report this")
         generation = table.generation + 1
         await self._change(entry=TableEntry(TableState.DATASYNC), generation=generation, position=None)
-        async with self._catalog:
-            await run_in_thread(self._lake().remove_abandoned_copies)
         self._files, self._schema, self._numbers = [], None, itertools.count()
         self._started = time.time()
         storage, directory = self._lake().storage, self._directory

@@ -79,7 +79,6 @@ class SparkTableGroup:
             if not self.usable:
                 raise TargetUnavailable("the lake was closed", hint="it is retried")
             await run_in_thread(lambda: self._lake.change(begin))
-            await run_in_thread(self._lake.remove_abandoned_copies)
         return {name: table.id for name, table in begun.items()}
 
     async def copy(self, table: PublishedTable, copy_format: CopyFormat, data: AsyncIterator[bytes]) -> None:

@@ -1,7 +1,7 @@
 """Changes whose row does not exist.
 
-As in PostgreSQL, an UPDATE or DELETE of a row that does not exist is skipped and counted. A publisher's stream is consistent in itself. But a
-target may have begun without a copy, or lack a row for another reason. Folding detects whether that is possible (``fold.py``). Only then
+As in PostgreSQL, an UPDATE or DELETE of a row that does not exist is skipped and counted. A publisher's stream is consistent in itself. But
+a target may have begun without a copy, or lack a row for another reason. Folding detects whether that is possible (``fold.py``). Only then
 :func:`without_missing_rows` checks the changes one by one against the keys of the table.
 """
 

@@ -1,14 +1,13 @@
 """Units of work: the changes of some keys, merged into files of a table. They can run in a thread or on an executor of Spark.
 
-The functions only read and write files with pyarrow. They do not change a table: the new files become valid when a commit of the table names
-them.
+The functions only read and write files with pyarrow. They do not change a table: the new files become valid when a commit names them.
 
 * :func:`merge_unit` merges changes into files of a table, or folds them for MERGE INTO: then it writes the final row of each key.
 * :func:`write_history_unit` does the same for a history table.
 
-If a table has a Change Data Feed, a unit also writes its rows, for Delta's ``table_changes``. If a commit has ``cdc`` files, readers of the feed
-take these, and not the rows of the files that the commit adds and removes. So a file that is written again for some changed rows does not
-appear as deleted and inserted. A feed has the net changes of a commit. Source: Delta protocol, Add CDC File.
+If a table has a Change Data Feed, a unit also writes its rows, for Delta's ``table_changes``. If a commit has ``cdc`` files, readers of the
+feed take these, and not the rows of the files that the commit adds and removes. So a file that is written again for some changed rows does
+not appear as deleted and inserted. A feed has the net changes of a commit. Source: Delta protocol, Add CDC File.
 """
 
 from __future__ import annotations

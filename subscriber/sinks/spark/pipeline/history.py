@@ -31,9 +31,9 @@ from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
-from subscriber.sinks.spark.merge.units import changes_between, write_history_unit
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
+from subscriber.sinks.spark.merge.units import changes_between, write_history_unit
 from subscriber.sinks.spark.merge.versions import history_schema
 from subscriber.sinks.spark.merge.work_unit import Unit
 from subscriber.sinks.spark.pipeline.engines.engine import Engine
@@ -244,7 +244,7 @@ class HistoryTables:
         return found
 
     def _identities(self, name: TableName, log: LakeDelta, step: _Step) -> list[Identity]:
-        """The replica identity of each file of a step. A file that another program has optimized does not state it: that of the next one."""
+        """The replica identity of each file of a step. A file that another program has optimized gets that of the next one."""
         found: list[Identity] = []
         for file in reversed(step.files):
             identity = read_identity(self._storage, f"{log.directory}/{file.path}") or (found[-1] if found else None)

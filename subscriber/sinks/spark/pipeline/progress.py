@@ -122,8 +122,13 @@ class RoundProgress:
 
 @dataclass(slots=True)
 class Totals:
-    """Sums since the applier started: ``late`` counts rounds that missed the freshness target, ``rows`` and ``size`` landed changes that were
-    applied, ``files`` and ``written`` (bytes, to ``table`` and ``log``) what was written, ``seconds`` those of each phase.
+    """Sums since the applier started.
+
+    Attributes:
+        rounds, late: the number of rounds, and of those that missed the freshness target.
+        rows, size: landed changes that were applied, and the size of their files.
+        files, written: what was written: files of tables, and bytes by ``table`` and ``log``.
+        seconds: of each phase.
     """
 
     rounds: int = 0

@@ -31,7 +31,18 @@ from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.messages import Relation
 from subscriber.sinks.spark.schema.arrow_types import arrow_type, parse_type, type_name
 
-__all__ = ["META", "META_NAMES", "SPECIAL", "LakeColumn", "TableSchema", "altered_name", "folded_name", "lake_names", "own_columns", "published_columns"]
+__all__ = [
+    "META",
+    "META_NAMES",
+    "SPECIAL",
+    "LakeColumn",
+    "TableSchema",
+    "altered_name",
+    "folded_name",
+    "lake_names",
+    "own_columns",
+    "published_columns",
+]
 
 SPECIAL: Final = "_special"
 
@@ -144,8 +155,7 @@ def _described(columns: Sequence[tuple[str, int, int, bool]]) -> tuple[LakeColum
     """Columns by name, oid and modifier of the type, and whether they belong to the replica identity."""
     fields = lake_names(name for name, *_ in columns)
     return tuple(
-        LakeColumn(name, field, arrow_type(oid, modifier), key)
-        for (name, oid, modifier, key), field in zip(columns, fields, strict=True)
+        LakeColumn(name, field, arrow_type(oid, modifier), key) for (name, oid, modifier, key), field in zip(columns, fields, strict=True)
     )
 
 

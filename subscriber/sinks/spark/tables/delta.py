@@ -182,16 +182,12 @@ class LakeDelta(DeltaReader):
         deleted: Mapping[str, BitMap] | None = None,
         feed: Sequence[DataFile] = (),
     ) -> None:
-        """Commit files, and ``lsn`` as the table's position.
+        """Commit files, and ``lsn`` as the table's position: the application's changes up to here are in the table.
 
-        Args:
-            added, removed: new files in the table's directory, and paths of files that no longer belong to the table.
-            application, lsn: the application's changes up to here are in the table.
-            note: for the table's history, by :func:`commit_note`.
-            overwrite: the new columns of the table; then all previous files are removed.
-            same_rows: whether the added files have the rows of the removed ones. Then readers that follow the table ignore them.
-            deleted: positions of deleted rows, by the paths of their files, for :attr:`takes_vectors`.
-            feed: files of the Change Data Feed. If there are any, its readers take no rows from the other files.
+        ``added`` are new files in the table's directory, ``removed`` paths of files that no longer belong to the table, ``deleted`` positions
+        of deleted rows by the paths of their files, for :attr:`takes_vectors`. ``overwrite`` are new columns; then all previous files are
+        removed. With ``same_rows``, readers that follow the table ignore the commit. ``feed`` are files of the Change Data Feed; with
+        any, its readers take no rows from the other files. ``note`` is by :func:`commit_note`.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.

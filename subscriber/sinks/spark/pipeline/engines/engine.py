@@ -28,8 +28,8 @@ from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.file_errors import MORE_MEMORY, NO_MEMORY, AccessDenied, DamagedFile, StorageFull
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.units import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.merge.units import merge_unit
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges
 from subscriber.sinks.spark.pipeline.planning.plan import Plan

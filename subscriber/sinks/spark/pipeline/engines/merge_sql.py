@@ -28,13 +28,10 @@ def delete_statement(uri: str) -> str:
 def merge_statement(
     uri: str, schema: TableSchema, source: str, flag: str, range_: Range, *, known: bool = False, cleared: bool = False
 ) -> str:
-    """MERGE INTO the table at ``uri`` a view with its columns, one row for each key.
+    """MERGE INTO the table at ``uri`` a view with its columns, one row for each key. ``range_`` is the range of the keys in the view.
 
-    Args:
-        flag: an additional column of the view: whether the row is deleted.
-        range_: range of the keys in the view.
-        known: whether the table has a row for each key that is not deleted. Then Delta needs no full outer join.
-        cleared: whether all other rows are deleted.
+    ``flag`` is an additional column of the view: whether the row is deleted. ``known``: the table has a row for each key that is not deleted,
+    so Delta needs no full outer join. ``cleared``: all other rows are deleted.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in names)

@@ -30,8 +30,8 @@ from subscriber.errors import SubscriberError
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.files.location import Location, escape_glob
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge.units import deleted_flag
 from subscriber.sinks.spark.merge.parquet import read_table_files
+from subscriber.sinks.spark.merge.units import deleted_flag
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitResult
 from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableResult, TableRound, attempt
 from subscriber.sinks.spark.pipeline.engines.merge_sql import delete_statement, key_limits, merge_statement
@@ -290,7 +290,8 @@ def _run_packs(
     try:
         for batch in batches:
             for pack in batch.column(0).to_pylist():
-                outcomes = [(number, attempt(function, storage, item)) for number, item in pickle.loads(pack)]  # noqa: S301 -- of our driver
+                items = pickle.loads(pack)  # noqa: S301 -- of our driver
+                outcomes = [(number, attempt(function, storage, item)) for number, item in items]
                 yield pa.record_batch([pa.array([pickle.dumps(outcomes)], pa.binary())], names=["outcomes"])
     finally:
         forget_jars()

@@ -294,7 +294,7 @@ async def test_commit_of_a_prepared_transaction_that_lacks_memory_is_retried(tmp
     committed = CommitPrepared(0, Lsn(295), Lsn(300), 5_000_000, 8, "gid")
     with monkeypatch.context() as patched:
         patched.setattr(pq.ParquetFile, "iter_batches", fail)
-        with pytest.raises(TargetError, match="prepared/8-.*: there is not enough memory"):
+        with pytest.raises(TargetError, match=r"prepared/8-.*: there is not enough memory"):
             await sink.commit_prepared(committed)
     await sink.close()
     sink = await make(tmp_path).open("replica", lambda _: None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import shutil
 import threading
 import time
@@ -21,7 +20,6 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Column, Insert, Relation
 from subscriber.sinks.spark.catalog.observe import observe
 from subscriber.sinks.spark.maintenance import append_planner as planner_module
-from subscriber.sinks.spark.maintenance import change_log as changelog_module
 from subscriber.sinks.spark.maintenance.append_planner import AppendPlanner
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine

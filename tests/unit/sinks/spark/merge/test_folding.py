@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 
 from subscriber.protocol.messages import Column, Relation
 from subscriber.sinks.spark.landing.zone import unique_path, write_file
-from subscriber.sinks.spark.merge.units import deleted_flag
-from subscriber.sinks.spark.merge.units import merge_unit
 from subscriber.sinks.spark.merge.row_matching import MissingRows
+from subscriber.sinks.spark.merge.units import deleted_flag, merge_unit
 from subscriber.sinks.spark.merge.work_unit import FoldedFile, Unit, UnitFile, UnitResult
 from subscriber.sinks.spark.schema.evolution import Stretch
 from subscriber.sinks.spark.schema.table_schema import TableSchema

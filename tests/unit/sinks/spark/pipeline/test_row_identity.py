@@ -19,6 +19,7 @@ from tests.unit.sinks.spark.stream import TABLE, begun, make, row
 
 pytestmark = pytest.mark.slow
 
+
 async def test_a_new_key_that_all_rows_have_by_now_is_a_key(tmp_path: Path) -> None:
     """The lake receives the values: nullable at first, and filled before it becomes the key."""
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")), Insert(5, row("2", "b")))

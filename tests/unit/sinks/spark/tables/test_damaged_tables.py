@@ -18,8 +18,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.merge import units as merge_unit_module
 from subscriber.sinks.spark.merge import parquet as parquet_module
+from subscriber.sinks.spark.merge import units as merge_unit_module
 from subscriber.sinks.spark.merge.fold import MergedRows, merge_keyed_rows
 from subscriber.sinks.spark.merge.work_unit import Unit, UnitResult
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
