@@ -184,10 +184,10 @@ class LakeDelta(DeltaReader):
     ) -> None:
         """Commit files, and ``lsn`` as the table's position: the application's changes up to here are in the table.
 
-        ``added`` are new files in the table's directory, ``removed`` paths of files that no longer belong to the table, ``deleted`` positions
-        of deleted rows by the paths of their files, for :attr:`takes_vectors`. ``overwrite`` are new columns; then all previous files are
-        removed. With ``same_rows``, readers that follow the table ignore the commit. ``feed`` are files of the Change Data Feed; with
-        any, its readers take no rows from the other files. ``note`` is by :func:`commit_note`.
+        ``added`` are new files in the table's directory, ``removed`` paths of files that no longer belong to the table, ``deleted``
+        positions of deleted rows by the paths of their files, for :attr:`takes_vectors`. ``overwrite`` are new columns; then all previous
+        files are removed. With ``same_rows``, readers that follow the table ignore the commit. ``feed`` are files of the Change Data Feed;
+        with any, its readers take no rows from the other files. ``note`` is by :func:`commit_note`.
 
         Raises:
             CommitConflict: another writer changed the table in the meantime.

@@ -30,8 +30,8 @@ def merge_statement(
 ) -> str:
     """MERGE INTO the table at ``uri`` a view with its columns, one row for each key. ``range_`` is the range of the keys in the view.
 
-    ``flag`` is an additional column of the view: whether the row is deleted. ``known``: the table has a row for each key that is not deleted,
-    so Delta needs no full outer join. ``cleared``: all other rows are deleted.
+    ``flag`` is an additional column of the view: whether the row is deleted. ``known``: the table has a row for each key that is not
+    deleted, so Delta needs no full outer join. ``cleared``: all other rows are deleted.
     """
     names = schema.current.names
     setting = ", ".join(f"t.{quoted_name(name)} = s.{quoted_name(name)}" for name in names)
