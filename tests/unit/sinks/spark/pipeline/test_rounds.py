@@ -277,60 +277,19 @@ async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_comm
 NARROW = relation("f", ("id", 23, True))
 
 
-@pytest.mark.parametrize("default", ["5", "NaN"])
-@pytest.mark.parametrize("rounds", [1, 2])
-async def test_whole_rows_from_before_a_column_with_a_default_are_found(tmp_path: Path, default: str, rounds: int) -> None:
-    wider = Relation(5, "public", "t", "f", (NARROW.columns[0], Column("n", 1700, (5 << 16) + 2 + 4, True)))
-    sink, work = await start(tmp_path, NARROW, *(Insert(5, row(str(number))) for number in (1, 1, 2, 3, 4)))
-    await land(sink, 300, Insert(5, row("5")), wider, Insert(5, row("3", None)), Insert(5, row("6", default)))
-    if rounds == 2:
-        # files are rewritten: the column is in them
-        all_rounds(work)
-        work = applier(tmp_path)
-    changes: list[Message] = [
-        Update(5, None, row("1", default), row("1", "6")),
-        Delete(5, None, row("2", default)),
-        Delete(5, None, row("3", None)),
-        Delete(5, None, row("3", default)),
-        Update(5, None, row("5", default), row("5", "7")),
-        Delete(5, None, row("6", default)),
-        Delete(5, None, row("7", default)),
-    ]
-    await land(sink, 400, wider, *changes)
-    await sink.close()
-    all_rounds(work)
-    found = [tuple(None if value is None else str(value) for value in one) for one in rows(tmp_path, ("id", "n"))]
-    assert sorted(found, key=repr) == [("1", "6.00"), ("1", None), ("4", None), ("5", "7.00")]
-    assert work.missing == MissingRows(deletes=1)
-
-
 async def test_whole_rows_from_before_a_column_went_are_found(tmp_path: Path) -> None:
     wide = relation("f", ("id", 23, True), ("tags", 1009, True))
     sink, work = await start(tmp_path, wide, *(Insert(5, row(str(number), "{a,b}")) for number in range(20)))
     await land(sink, 300, NARROW, Delete(5, None, row("1")))
     all_rounds(work)
     await land(sink, 400, Delete(5, None, row("2")), Delete(5, None, row("19")))
-    # it comes back, with a default
-    await land(sink, 500, wide, Delete(5, None, row("3", "{c}")), Update(5, None, row("4", "{c}"), row("4", "{d}")))
+    # it comes back
+    await land(sink, 500, wide, Delete(5, None, row("3", None)), Update(5, None, row("4", None), row("4", "{d}")))
     await sink.close()
     all_rounds(work)
     assert {one[0] for one in rows(tmp_path, ("id",))} == {0, *range(4, 19)}
     assert (4, ["d"]) in rows(tmp_path, ("id", "tags"))
     assert work.missing == MissingRows()
-
-
-async def test_columns_that_came_later_are_known_after_a_type_changed(tmp_path: Path) -> None:
-    sink, work = await start(tmp_path, NARROW, Insert(5, row("1")), Insert(5, row("2")))
-    small = relation("f", ("id", 23, True), ("n", 23, True))
-    large = relation("f", ("id", 20, True), ("n", 20, True))
-    await land(sink, 300, small, Insert(5, row("3", "1")))
-    all_rounds(work)
-    await land(sink, 400, large, Insert(5, row("4", "1")))
-    all_rounds(work)
-    await land(sink, 500, Update(5, None, row("1", "5"), row("1", "6")))
-    await sink.close()
-    all_rounds(work)
-    assert rows(tmp_path, ("id", "n")) == [(1, 6), (2, None), (3, 1), (4, 1)]
 
 
 @pytest.mark.parametrize(
@@ -399,13 +358,6 @@ async def test_rows_from_before_a_key_had_another_type_are_found(
     all_rounds(work)
     assert rows(tmp_path, ("note",)) == [("b",)]
     assert work.missing == MissingRows()
-
-
-async def test_key_whose_old_values_are_unknown_is_an_error(tmp_path: Path) -> None:
-    sink, work = await start(tmp_path, relation("d", ("at", 1114, True), ("note", 25, False)), Insert(5, row("2024-01-02 03:04:05", "a")))
-    await land(sink, 300, relation("d", ("at", 1184, True), ("note", 25, False)), Update(5, None, None, row("2024-01-02 02:04:05+00", "b")))
-    await sink.close()
-    assert "copy it again" in stop_of(work, r'column "at" of table "public.t", which identifies the rows, changed its type')
 
 
 async def test_an_altered_name_is_no_other_columns_when_one_goes(tmp_path: Path) -> None:
