@@ -153,7 +153,8 @@ def registration(run: Run) -> None:
         conf = {"spark.sql.catalogImplementation": "hive", "spark.sql.warehouse.dir": str(run.directory / f"warehouse-{count}")}
         conf |= {"spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:{run.directory / f'metastore-{count}'};create=true"}
         with Process("spark", run.directory / f"registration-{count}", tables=count, conf=conf) as contender:
-            contender.ask("bulk", 1, 5)
+            contender.ask("load", 1000)
+            contender.ask("bulk", 1, 10)
             found = {"first": contender.ask("register", False)}
             found["without a change"] = contender.ask("register", False)
             for _ in range(run.rounds):
