@@ -93,6 +93,8 @@ class CatalogRegistration:
 
     def __init__(self, spark: SparkSession, storage: Storage, schema: str, failed: Callable[[SubscriberError | None], None]) -> None:
         self._spark = spark.newSession()
+        # by default, Delta reads the log of each table in 50 tasks
+        self._spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
         self._storage = storage
         self._schema = ".".join(map(quoted_name, schema.split(".")))
         self._schema_name = schema
