@@ -5,11 +5,32 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
-__all__ = ["Py_ssize_t", "compiled", "p_char"]
+__all__ = ["Py_ssize_t", "cast", "cfunc", "compiled", "inline", "p_Py_ssize_t", "p_char", "p_uchar"]
 
 compiled: Final[bool] = bool(0)
 """Whether this is the compiled form."""
 Py_ssize_t = int
 p_char = bytes
+# pointers, also to write through
+p_uchar = Any
+p_Py_ssize_t = Any
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def cfunc(function: _F) -> _F:
+    """A function of C, for this module only."""
+    return function
+
+
+def inline(function: _F) -> _F:
+    """A function that is copied to where it is called."""
+    return function
+
+
+def cast(_: object, pointer: object) -> Any:
+    """The same address as a pointer of another type."""
+    return pointer

@@ -24,11 +24,7 @@ from subscriber import _cython as cython
 from subscriber.protocol.malformed import ends_early, malformed
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, TupleData
 
-__all__ = ["BINARY_FIELD", "TEXT_FIELD", "keep_columns", "places_by_header", "read_rows", "read_tuple", "relation_id"]
-
-TEXT_FIELD: Final = ord("T")
-BINARY_FIELD: Final = ord("B")
-"""Kinds for :func:`read_rows`: a value with its length before it. This is an element of a binary array, and a field of COPY BINARY."""
+__all__ = ["keep_columns", "places_by_header", "read_rows", "read_tuple", "records_alike", "relation_id"]
 
 _INSERT: Final = ord("I")
 _UPDATE: Final = ord("U")
@@ -104,17 +100,43 @@ def read_rows(
         offset: the offset after tag and xid.
         parts: one tuple of the message, or the old and the new one. For each: the bytes before its first column (relation, tuple marker,
             number of columns), and the kind of each column's values: TEXT, BINARY, or UNCHANGED. A NULL may replace a value, but not an
-            unchanged one. TEXT_FIELD and BINARY_FIELD: the values of that kind with their lengths.
+            unchanged one.
         size: end after the message that brings the total to this many bytes, and before a larger message that is not the first one.
 
     Returns:
         For each message the values of all parts, with None for NULL and for unchanged ones. The caller reads the message at which reading
         ended, and reports its error, if it has one.
     """
+    rows: list[tuple[bytes | None, ...]] = []
+    _read_alike(records, places, tag=tag, offset=offset, parts=parts, size=size, rows=rows)
+    return rows
+
+
+def records_alike(
+    records: Sequence[bytes], places: range, *, tag: int, offset: int, parts: Sequence[tuple[bytes, bytes]], size: int
+) -> list[bytes]:
+    """Return the messages that :func:`read_rows` would read, without reading their values."""
+    count = _read_alike(records, places, tag=tag, offset=offset, parts=parts, size=size, rows=None)
+    return list(records[places.start : places.start + count])
+
+
+def _read_alike(
+    records: Sequence[bytes],
+    places: range,
+    *,
+    tag: cython.Py_ssize_t,
+    offset: cython.Py_ssize_t,
+    parts: Sequence[tuple[bytes, bytes]],
+    size: cython.Py_ssize_t,
+    rows: list[tuple[bytes | None, ...]] | None,
+) -> int:
+    """Read messages; see :func:`read_rows`. Return their number. ``rows`` gets their values."""
     compiled = cython.compiled
     length_at = _UINT32
-    rows: list[tuple[bytes | None, ...]] = []
-    add_row = rows.append
+    wanted: cython.Py_ssize_t = rows is not None
+    null: cython.Py_ssize_t = NULL
+    unchanged: cython.Py_ssize_t = UNCHANGED
+    count: cython.Py_ssize_t = 0
     left: cython.Py_ssize_t = size
     position: cython.Py_ssize_t
     start: cython.Py_ssize_t
@@ -130,7 +152,7 @@ def read_rows(
         for place in places:
             record = records[place]
             end = len(record)
-            if record[0] != tag or (end > size and rows):
+            if record[0] != tag or (end > size and count):
                 break
             position = offset
             text = record
@@ -138,41 +160,43 @@ def read_rows(
             for head, kinds in parts:
                 start = position + len(head)
                 if record[position:start] != head:
-                    return rows
+                    return count
                 position = start
                 for kind in kinds:
                     found = record[position]
-                    if found == kind | 32 != UNCHANGED:
+                    if found == kind != unchanged:
                         start = position + 5
                         if compiled:
                             if start > end:
-                                return rows
+                                return count
                             length = record[position + 1]
                             length = length << 8 | record[position + 2]
                             length = length << 8 | record[position + 3]
                             position = start + (length << 8 | record[position + 4])
                             # a slice of a C string is not limited by its end
                             if position > end:
-                                return rows
+                                return count
                         else:
                             position = start + length_at(record, position + 1)[0]
-                        if kind != found:
-                            start -= 4
-                        row.append(text[start:position])
-                    elif found == (UNCHANGED if kind == UNCHANGED else NULL):
+                        if wanted:
+                            row.append(text[start:position])
+                    elif found == (unchanged if kind == unchanged else null):
                         position += 1
-                        row.append(None)
+                        if wanted:
+                            row.append(None)
                     else:
-                        return rows
+                        return count
             if position != end:
                 break
-            add_row(tuple(row))
+            count += 1
+            if rows is not None:
+                rows.append(tuple(row))
             left -= position
             if left <= 0:
                 break
     except (IndexError, StructError):
         pass
-    return rows
+    return count
 
 
 def keep_columns(payload: bytes, offset: int, kept: bytes) -> tuple[bytes, int]:

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import BINARY, NULL, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
@@ -129,11 +129,11 @@ class Form:
     most: int = _NO_LIMIT
     large: Self | None = None
     table: Hashable = None
-    keys: Callable[[Sequence[Row]], Iterable[object]] | None = None
+    keys: Callable[[Sequence[Any]], Iterable[object]] | None = None
     key_space: object = None
     ordered: bool = False
 
-    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Self, list[Row]]:
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Self, list[Any]]:
         """Read the records from the first one on that have this form.
 
         Args:
@@ -142,7 +142,7 @@ class Form:
             offset: where a record continues after tag and xid.
 
         Returns:
-            The form of the rows, and their values.
+            The form of the rows, and their values: a :data:`Row` for each, unless a subclass reads them in another way.
         """
         if self.large is not None and len(records[places.start]) > self.most:
             return self.large.read(records, places, offset)
@@ -169,7 +169,7 @@ class LatestForms(Generic[F]):
     def __init__(self) -> None:
         self._forms: dict[bytes, F] = {}
 
-    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[F, list[Row]] | None:
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[F, list[Any]] | None:
         """Read the run that begins with a record; None: its form is not known here."""
         record = records[places.start]
         form = self._forms.get(record[:_HEADED] if offset == 1 else record[:1] + record[offset : offset + _HEADED - 1])
@@ -192,7 +192,7 @@ class Run(Generic[F]):
 
     Attributes:
         form: their form.
-        rows: their values.
+        rows: their values, as :meth:`Form.read` gives them.
         contexts: the transaction of each.
         size: of their messages, in bytes.
     """
@@ -201,7 +201,7 @@ class Run(Generic[F]):
 
     def __init__(self, form: F) -> None:
         self.form = form
-        self.rows: list[Row] = []
+        self.rows: list[Any] = []
         self.contexts: list[ChangeContext] = []
         self.size = 0
         self._keys: set[object] = set()
@@ -213,7 +213,7 @@ class Run(Generic[F]):
         self.rows = [self.rows[place] for place in places]
         self.contexts = [self.contexts[place] for place in places]
 
-    def add(self, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int, keys: Collection[object] | None) -> None:
+    def add(self, rows: Sequence[Any], contexts: Sequence[ChangeContext], size: int, keys: Collection[object] | None) -> None:
         """Add changes. ``keys``: their keys, if they are known."""
         if keys is not None and self._keyed == len(self.rows):
             self._keys.update(keys)
@@ -245,7 +245,7 @@ class Runs(Generic[F]):
         self._tables: dict[Hashable, list[Run[F]]] = {}
         self.count = self.size = 0
 
-    def add(self, form: F, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> Run[F]:
+    def add(self, form: F, rows: Sequence[Any], contexts: Sequence[ChangeContext], size: int) -> Run[F]:
         """Add changes of one form; return the run that they joined or began.
 
         Args:
@@ -278,7 +278,7 @@ class Runs(Generic[F]):
         return runs
 
 
-def keeps_order(parts: Sequence[tuple[Form, Sequence[Row], Sequence[int]]]) -> bool:
+def keeps_order(parts: Sequence[tuple[Form, Sequence[Any], Sequence[int]]]) -> bool:
     """Whether the changes of each row keep their order if all changes of a part are made before those of the next one.
 
     Args:
@@ -296,7 +296,7 @@ def keeps_order(parts: Sequence[tuple[Form, Sequence[Row], Sequence[int]]]) -> b
     return True
 
 
-def _joined(runs: Sequence[Run[F]], form: F, rows: Sequence[Row]) -> tuple[Run[F] | None, Collection[object] | None]:
+def _joined(runs: Sequence[Run[F]], form: F, rows: Sequence[Any]) -> tuple[Run[F] | None, Collection[object] | None]:
     """The run that changes may join, and the keys of the changes if they were needed to find out."""
     if not runs or runs[-1].form is form:
         return (runs[-1] if runs else None), None

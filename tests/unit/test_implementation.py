@@ -26,8 +26,9 @@ from subscriber._implementation import MODULES, VARIABLE, compiled_file, source_
 from subscriber.errors import ProtocolError
 from subscriber.protocol.frames import PAYLOAD
 from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Tag
-from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
+from subscriber.protocol.tuples import records_alike
 from subscriber.transaction.model import PreparedTransaction, Transaction
+from tests.support.column_arrays import array_of
 from tests.unit.transaction.publisher_model import Publisher
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -116,11 +117,13 @@ def test_both_forms_read_the_same() -> None:
         for record in records:
             expected = _outcome(lambda record=record: python.read_tuple(record, 6))  # type: ignore[misc]
             assert _outcome(lambda record=record: c.read_tuple(record, 6)) == expected  # type: ignore[misc]
-        for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT_FIELD, UNCHANGED, TEXT, BINARY_FIELD])):
+        for kinds in (bytes([TEXT] * 4), bytes([BINARY] * 4), bytes([TEXT, UNCHANGED, TEXT, BINARY])):
             for place in range(len(records)):
                 arguments = {"tag": int(Tag.INSERT), "offset": 1, "parts": ((_HEADER, kinds),), "size": 40}
                 rows = python.read_rows(records, range(place, len(records)), **arguments)
                 assert c.read_rows(records, range(place, len(records)), **arguments) == rows
+                alike = python.records_alike(records, range(place, len(records)), **arguments)
+                assert alike == c.records_alike(records, range(place, len(records)), **arguments) == records[place : place + len(rows)]
                 read += len(rows)
         for place in range(len(records)):
             end = len(records)
@@ -140,6 +143,26 @@ def test_both_forms_read_the_same_full_updates() -> None:
                 rows = python.read_rows(records, range(place, len(records)), **arguments)
                 assert c.read_rows(records, range(place, len(records)), **arguments) == rows
                 read += len(rows)
+    assert read > _PAYLOADS // 200
+
+
+def test_both_forms_read_the_same_columns() -> None:
+    python, c = _forms("subscriber.sinks.postgres.apply.arrays")
+    inserts = ((_HEADER, bytes([TEXT, TEXT, BINARY, UNCHANGED])),)
+    updates = ((_OLD_HEADER, bytes([TEXT] * 4)), (b"N" + _HEADER[-2:], bytes([TEXT, UNCHANGED, TEXT, BINARY])))
+    read = 0
+    for make, tag, parts in ((_insert, Tag.INSERT, inserts), (_full_update, Tag.UPDATE, updates)):
+        for records in _histories(make):
+            for place in range(len(records)):
+                some = records_alike(records, range(place, len(records)), tag=int(tag), offset=1, parts=parts, size=99)
+                if not some:
+                    continue
+                for columns in ((0,), (2, 1), (3, 0)):
+                    expected = python.column_values(some, 1, parts, columns)
+                    assert c.column_values(some, 1, parts, columns) == expected
+                wanted = [(0, 25, True), (1, 0, False), (2, 17, True), (3, 25, True)]
+                assert c.column_arrays(some, 1, parts, wanted) == python.column_arrays(some, 1, parts, wanted)
+                read += len(some)
     assert read > _PAYLOADS // 200
 
 
@@ -202,12 +225,12 @@ def test_both_forms_write_the_same_arrays() -> None:
     rng = random.Random(19)
     for _ in range(1000):
         values = [rng.choice((None, rng.randbytes(rng.randrange(5)), b'"\\', b"NULL", b"")) for _ in range(rng.randrange(1, 6))]
-        assert c.field_array(values, 25) == python.field_array(values, 25)
+        assert array_of(values, 25, binary=True, form=c) == array_of(values, 25, binary=True, form=python)
         assert c.text_array(values, b",") == python.text_array(values, b",")
         texts = [b"%d" % rng.randint(-(2 ** rng.randrange(70)), 2 ** rng.randrange(70)), *values]
         for size in (2, 4, 8):
             oid = {2: 21, 4: 23, 8: 20}[size]
-            assert [c.converted_array([text], oid) for text in texts] == [_integer(text, size, oid) for text in texts]
+            assert [array_of([text], oid, form=c) for text in texts] == [_integer(text, size, oid) for text in texts]
 
 
 def _integer(text: bytes | None, size: int, oid: int) -> bytes | None:
@@ -234,7 +257,7 @@ def test_dates_and_times_are_converted() -> None:
             (1114, 8, without_zone, (time.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)),
             (1184, 8, text, (time - EPOCH) // timedelta(microseconds=1)),
         ):
-            found = c.converted_array([written.encode()], oid)
+            found = array_of([written.encode()], oid, form=c)
             assert found is not None
             assert found[20:] == size.to_bytes(4) + number.to_bytes(size, signed=True)
 
@@ -246,7 +269,8 @@ def test_numerics_are_converted() -> None:
         whole, scale = rng.randrange(1, 40), rng.randrange(0, 40)
         digits = "".join(rng.choices("0123456789" if rng.random() < 0.7 else "09", k=whole + scale))
         text = f"{rng.choice(('', '-'))}{digits[:whole]}{'.' if scale else ''}{digits[whole:]}"
-        found = c.converted_array([text.encode()], 1700)
+        found = array_of([text.encode()], 1700, form=c)
+        assert found is not None
         length, count, weight, sign, kept = struct.unpack_from(">IHhHH", found, 20)
         groups = struct.unpack_from(f">{count}H", found, 32)
         assert (length, len(found), kept) == (8 + 2 * count, 32 + 2 * count, scale)

@@ -24,9 +24,9 @@ import psycopg
 from psycopg import pq
 
 from subscriber.interfaces import TableName
+from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Column, Delete, Insert, Relation, TupleData, Update
-from subscriber.protocol.tuples import TEXT_FIELD
-from subscriber.sinks.postgres.apply.forms import Form, Forms
+from subscriber.sinks.postgres.apply.forms import Forms
 from subscriber.sinks.postgres.apply.set_sql import elements
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.libpq_session import LibpqSession
@@ -121,15 +121,27 @@ _BEGIN: Final[_Sent] = (b"BEGIN", None, (), None)
 _COMMIT: Final[_Sent] = (b"COMMIT", None, (), None)
 
 
-def _values(number: int, seed: int) -> tuple[bytes, ...]:
-    return b"%d" % number, b"%d" % (number % 1000 + seed), b"%d" % (number // 7), b"%032x" % (number * 7919 + seed)
+class _Change(tuple[bytes | None, ...]):
+    """The values of a change, and its message as the publisher sends it."""
+
+    message: bytes
 
 
-def _fields(form: Form, row: _Values) -> tuple[bytes | None, ...]:
-    return tuple(
-        len(value).to_bytes(4, "big") + value if kind == TEXT_FIELD and value is not None else value
-        for kind, value in zip(form.kinds, row, strict=True)
-    )
+def _change(kind: str, number: int, seed: int) -> _Change:
+    values = [b"%d" % number, b"%d" % (number % 1000 + seed), b"%d" % (number // 7), b"%032x" % (number * 7919 + seed)]
+    change = _Change(values if kind != "DELETE" else (values[0], None, None, None))
+    change.message = encode(_message(kind, values))
+    return change
+
+
+def _message(kind: str, values: list[bytes]) -> Insert | Update | Delete:
+    row = TupleData(b"tttt", list(values))
+    match kind:
+        case "INSERT":
+            return Insert(1, row)
+        case "UPDATE":
+            return Update(1, None, None, row)
+    return Delete(1, TupleData(b"tnnn", [values[0], None, None, None]), None)
 
 
 class _Ways:
@@ -138,19 +150,13 @@ class _Ways:
     def __init__(self, session: _Session, mapping: RelationMapping, kind: str) -> None:
         self._session = session
         self._kind = kind
-        row = TupleData(b"tttt", list(_values(1, 0)))
-        key = TupleData(b"tnnn", [b"1", None, None, None])
-        message: Insert | Update | Delete = {
-            "INSERT": Insert(1, row),
-            "UPDATE": Update(1, None, None, row),
-            "DELETE": Delete(1, key, None),
-        }[kind]  # type: ignore[assignment]
-        self._form, _ = Forms(None).of(message, mapping)
+        self._form, _ = Forms(None).of(_message(kind, [b"1"] * 4), mapping, 1)
         assert self._form.together is not None
         self._together = self._form.together
         types = self._together.parameter_types[: len(self._form.arrays)]
-        self._merge = Statement(_MERGE[kind].format(elements(mapping, self._form.arrays)).encode(), types, reused=kind == "INSERT")
-        self.all: dict[str, Callable[[Sequence[_Values]], None]] = {
+        indexes = [index for index, _, _ in self._form.arrays]
+        self._merge = Statement(_MERGE[kind].format(elements(mapping, indexes)).encode(), types, reused=kind == "INSERT")
+        self.all: dict[str, Callable[[Sequence[_Change]], None]] = {
             "each": self._each,
             "unnest": self._unnest,
             "unnest, free": self._free,
@@ -158,23 +164,24 @@ class _Ways:
             "merge": self._merged,
         }
 
-    def _each(self, rows: Sequence[_Values]) -> None:
+    def _each(self, rows: Sequence[_Change]) -> None:
         form = self._form
-        self._session.run(_BEGIN, *[(b"", form.single, form.parameters(_fields(form, row)), form.formats) for row in rows], _COMMIT)
+        parameters = form.parameters([row.message for row in rows])
+        self._session.run(_BEGIN, *[(b"", form.single, values, form.formats) for values in parameters], _COMMIT)
 
-    def _set(self, statement: Statement, rows: Sequence[_Values]) -> _Sent:
-        values, formats = self._form.set_of([_fields(self._form, row) for row in rows])
+    def _set(self, statement: Statement, rows: Sequence[_Change]) -> _Sent:
+        values, formats = self._form.set_of([row.message for row in rows])
         count = len(statement.parameter_types)
         return b"", statement, values[:count], formats[:count]
 
-    def _unnest(self, rows: Sequence[_Values]) -> None:
+    def _unnest(self, rows: Sequence[_Change]) -> None:
         join: list[_Sent] = [] if self._kind == "INSERT" else [(_BY_INDEX, None, (), None)]
         self._session.run(_BEGIN, *join, self._set(self._together, rows), _COMMIT)
 
-    def _free(self, rows: Sequence[_Values]) -> None:
+    def _free(self, rows: Sequence[_Change]) -> None:
         self._session.run(_BEGIN, self._set(self._together, rows), _COMMIT)
 
-    def _copy(self, rows: Sequence[_Values]) -> None:
+    def _copy(self, rows: Sequence[_Change]) -> None:
         session = self._session
         if self._kind == "INSERT":
             session.copy("t", rows)
@@ -184,7 +191,7 @@ class _Ways:
         session.copy("stage", some, columns="id" if self._kind == "DELETE" else "id, a, b, c")
         session.run((_FROM_STAGE[self._kind], None, (), None), _COMMIT)
 
-    def _merged(self, rows: Sequence[_Values]) -> None:
+    def _merged(self, rows: Sequence[_Change]) -> None:
         self._session.run(_BEGIN, self._set(self._merge, rows), _COMMIT)
 
 
@@ -195,13 +202,11 @@ async def _mapping(dsn: str) -> RelationMapping:
     return map_relation(Relation(1, "public", "t", "d", columns), table)
 
 
-def _figure(session: _Session, kind: str, make: Callable[[Sequence[_Values]], None], size: int, rows: int, first: int) -> float:
+def _figure(session: _Session, kind: str, make: Callable[[Sequence[_Change]], None], size: int, rows: int, first: int) -> float:
     """Microseconds for a change."""
     count = max(min(rows // size, _SETS), 3) * size
     chosen = range(first, first + count) if kind == "INSERT" else random.sample(range(1, _TABLE + 1), min(count, _TABLE))
-    values = [_values(number, first) for number in chosen]
-    if kind == "DELETE":
-        values = [(row[0], None, None, None) for row in values]  # type: ignore[misc]
+    values = [_change(kind, number, first) for number in chosen]
     # statements are prepared and caches are filled
     sets = [values[start : start + size] for start in range(0, len(values), size)]
     make(sets[0])

@@ -8,7 +8,7 @@ import pytest
 
 from subscriber.errors import TargetError
 from subscriber.protocol import tuples
-from subscriber.sinks import runs
+from subscriber.sinks.postgres.apply import forms
 from tests.integration.postgres.conftest import Sent
 from tests.support.database import Database
 from tests.support.sink_postgres import UNCHANGED, Remote, opened
@@ -117,15 +117,15 @@ async def test_changes_keep_their_order_if_another_index_is_unique(target_db: Da
 async def test_changes_are_read_once(target_db: Database, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
     target_db.execute(f"CREATE TABLE t (id int PRIMARY KEY, u int {more})")
     remote = Remote("t", "*id", "u", types={"id": 23, "u": 23})
-    read = tuples.read_rows
+    read = tuples.records_alike
     counts: list[int] = []
 
-    def counted(*arguments: Any, **named: Any) -> list[runs.Row]:
+    def counted(*arguments: Any, **named: Any) -> list[bytes]:
         rows = read(*arguments, **named)
         counts.append(len(rows))
         return rows
 
-    monkeypatch.setattr(runs, "read_rows", counted)
+    monkeypatch.setattr(forms, "records_alike", counted)
     async with opened(target_db) as feed:
         changes = [one for number in range(300) for one in (remote.insert(number, number), remote.update(number, number))]
         await feed.apply(remote.relation, *changes)

@@ -8,15 +8,14 @@ key (NULLs in the old row need another statement), and UPDATEs of a table with a
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
-from typing import Final
+from typing import Any, Final, Self
 
-from subscriber.protocol.messages import BINARY, TEXT, UNCHANGED, Delete, Insert, Tag, TupleData, Update
-from subscriber.protocol.tuples import BINARY_FIELD, TEXT_FIELD
+from subscriber.protocol.messages import BINARY, UNCHANGED, Delete, Insert, Tag, TupleData, Update
+from subscriber.protocol.tuples import read_rows, records_alike
 from subscriber.sinks import runs
-from subscriber.sinks.postgres.apply.arrays import CONVERTED, converted_array, field_array, text_array
+from subscriber.sinks.postgres.apply.arrays import AS_TEXT, CONVERTED, column_arrays, column_values, text_array
 from subscriber.sinks.postgres.apply.change_sql import delete, insert, update
 from subscriber.sinks.postgres.apply.resolving_sql import delete_resolving, insert_resolving, insert_set_resolving, update_resolving
 from subscriber.sinks.postgres.apply.set_sql import can_be_element, delete_set, insert_set, update_set
@@ -33,8 +32,7 @@ MOST_BYTES: Final = 512 * 1024
 _UNCHANGED: Final = bytes(code if code == UNCHANGED else ord(".") for code in range(256))
 _NULLS: Final = bytes(code if code in b"nu" else ord(".") for code in range(256))
 
-_FIELDS: Final = (TEXT_FIELD, BINARY_FIELD)
-
+_NO_LIMIT: Final = 2**62
 _TEXT_TYPE: Final = 25
 _TEXT_ARRAY: Final = 1009
 _TEXTS: Final = frozenset({_TEXT_TYPE, 1042, 1043})
@@ -67,69 +65,80 @@ _MOST_OMITTED: Final = 1500
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Form(runs.Form):
-    """See the module's docstring.
+    """See the module's docstring. Rows of a plain form are the messages themselves, and those of another form are its parameters.
 
     Attributes:
+        offset: where the messages continue after tag and xid.
         mapping: the relation and its target.
         single: makes one change.
         formats: the format of each parameter of ``single``; None: all are texts.
-        picked: the indexes of a row's values that are these parameters; None: all of them.
-        kinds: the kind of each value of a row. What is an element of a binary array is read with its length.
+        picked: the indexes of the columns that are these parameters; None: all of them.
         together: makes the changes of a set; None: they are made one by one.
-        arrays: the indexes of the columns whose arrays ``together`` needs.
-        find: returns the key that finds the row; None: no row is searched.
+        arrays: the columns whose arrays ``together`` needs, as :func:`column_arrays` takes them.
+        find: returns the keys that find the rows; None: no row is searched.
         not_null: for an UPDATE that need not be made if a later change overwrites it: the columns that reject NULL. See :meth:`accepts`.
     """
 
+    offset: int = 1
     mapping: RelationMapping
     single: Statement
     formats: tuple[int, ...] | None
     picked: tuple[int, ...] | None = None
-    kinds: bytes = b""
     together: Statement | None = None
-    arrays: tuple[int, ...] = ()
-    find: Callable[[Row], object] | None = None
+    arrays: tuple[tuple[int, int, bool], ...] = ()
+    find: Callable[[list[Any]], Sequence[object]] | None = None
     not_null: tuple[int, ...] | None = None
-    _starts: list[int] | None = field(init=False)
 
-    def __post_init__(self) -> None:
-        kinds = self.kinds if self.picked is None else [self.kinds[index] for index in self.picked]
-        self._starts = [4 if kind in _FIELDS else 0 for kind in kinds] if any(kind in _FIELDS for kind in kinds) else None
+    def read(self, records: Sequence[bytes], places: range, offset: int) -> tuple[Self, list[Any]]:
+        if self.large is not None and len(records[places.start]) > self.most:
+            return self.large.read(records, places, offset)
+        rows = records_alike(records, places, tag=self.tag, offset=offset, parts=self.parts, size=self.most)
+        if self.same and len(self.parts) > 1:
+            # a whole old row: the key must not change
+            old, new = (column_values(rows, offset, parts, self.same) for parts in (self.parts[:1], self.parts))
+            if old != new:
+                del rows[next(place for place, key in enumerate(old) if key != new[place]) :]
+        return self, rows
 
-    def parameters(self, row: Row) -> Sequence[bytes | None]:
-        """The parameters of ``single``."""
-        values = row if self.picked is None else [row[index] for index in self.picked]
-        if self._starts is None:
-            return values
-        return [None if value is None else value[start:] for value, start in zip(values, self._starts, strict=True)]
+    def values(self, rows: Sequence[Any]) -> Sequence[Row]:
+        """The values of rows: all columns of the new row, or of the old one if there is none."""
+        if not self.parts:
+            return rows
+        found = read_rows(rows, range(len(rows)), tag=self.tag, offset=self.offset, parts=self.parts, size=_NO_LIMIT)
+        skipped = len(self.parts[0][1]) if len(self.parts) > 1 else 0
+        return [row[skipped:] for row in found] if skipped else found
+
+    def parameters(self, rows: Sequence[Any]) -> Sequence[Sequence[bytes | None]]:
+        """The parameters of ``single`` for each row."""
+        values = self.values(rows)
+        return values if self.picked is None else [[row[index] for index in self.picked] for row in values]
 
     def overwrites(self, other: Form) -> bool:
         """Whether a change of a row leaves nothing of an earlier UPDATE with this other form."""
-        return self is other or self.tag == Tag.DELETE or (self.tag == Tag.UPDATE and set(self.arrays).issuperset(other.arrays))
+        if self is other or self.tag == Tag.DELETE:
+            return True
+        mine = {index for index, _, _ in self.arrays}
+        return self.tag == Tag.UPDATE and mine.issuperset(index for index, _, _ in other.arrays)
 
-    def accepts(self, row: Row) -> bool:
+    def accepts(self, row: Any) -> bool:
         """Whether it is known without the target that an UPDATE with this row succeeds if it finds its row."""
-        if self.not_null is None or any(row[index] is None for index in self.not_null):
+        (new,) = self.values([row])
+        if self.not_null is None or any(new[index] is None for index in self.not_null):
             return False
-        values = [value for value in self.parameters(row) if value is not None]
+        values = [value for value in new if value is not None]
         joined = b"\0".join(values)
         # a publisher with the encoding SQL_ASCII sends any bytes
         return len(joined) <= _MOST_OMITTED and (joined.isascii() or _is_text(joined)) and joined.count(0) < len(values)
 
-    def set_of(self, rows: Sequence[Row]) -> tuple[list[bytes | None], list[int]]:
+    def set_of(self, rows: list[Any]) -> tuple[list[bytes | None], list[int]]:
         """The parameters of ``together``, and their formats."""
-        columns = list(zip(*rows, strict=True))
-        arrays: list[bytes | None] = []
-        formats: list[int] = []
-        for index in self.arrays:
-            column, values = self.mapping.columns[index], columns[index]
-            array: bytes | None = None
-            if self.kinds[index] in _FIELDS:
-                array = field_array(values, _TEXT_TYPE if column.cast else column.type_oid)
-            elif column.type_oid in CONVERTED:
-                array = converted_array(values, column.type_oid)
-            formats.append(int(array is not None))
-            arrays.append(text_array(values, column.delimiter.encode()) if array is None else array)
+        arrays = column_arrays(rows, self.offset, self.parts, self.arrays)
+        formats = [int(array is not None) for array in arrays]
+        if None in arrays:
+            values = list(zip(*self.values(rows), strict=True))
+            for place, (index, _, _) in enumerate(self.arrays):
+                if arrays[place] is None:
+                    arrays[place] = text_array(values[index], self.mapping.columns[index].delimiter.encode())
         if self.find is not None:
             arrays.append(b"%d" % len(rows))
             formats.append(0)
@@ -143,8 +152,8 @@ class Forms:
         self._origin = origin
         self._forms: dict[object, Form] = {}
 
-    def of(self, message: Insert | Update | Delete, mapping: RelationMapping) -> tuple[Form, Row | None]:
-        """The form of a change. If it is not plain, also the values of the change.
+    def of(self, message: Insert | Update | Delete, mapping: RelationMapping, offset: int) -> tuple[Form, Row | None]:
+        """The form of a change. If it is not plain, also its parameters. ``offset``: where the message continues after tag and xid.
 
         Raises:
             ProtocolError: a row has another number of columns than the relation, or a DELETE has no old row.
@@ -154,9 +163,9 @@ class Forms:
         if is_plain(message, key) and (mapping.identity is None or not isinstance(message, Update)):
             parts = parts_of(message)
             known: dict[Hashable, Form] = mapping.forms
-            form = known.get((self._origin, type(message), parts))
+            form = known.get((self._origin, type(message), offset, parts))
             if form is None:
-                form = known[self._origin, type(message), parts] = self._plain(message, mapping, parts)
+                form = known[self._origin, type(message), offset, parts] = self._plain(message, mapping, offset, parts)
             return form, None
         searched = TupleData(b"", []) if old is None else _searched(mapping, old)
         values = (*(() if new is None else new.values), *searched.values)
@@ -188,38 +197,37 @@ class Forms:
                 gone = b"" if mapping.key is not None or old is None else old.kinds.translate(_NULLS)
                 return mapping.statement(("DELETE", gone), lambda: _delete(mapping, gone, origin))
 
-    def _plain(self, message: Insert | Update | Delete, mapping: RelationMapping, parts: tuple[Part, ...]) -> Form:
+    def _plain(self, message: Insert | Update | Delete, mapping: RelationMapping, offset: int, parts: tuple[Part, ...]) -> Form:
         table = mapping.table
         kinds = parts[-1][1]
         tag = {Insert: Tag.INSERT, Update: Tag.UPDATE, Delete: Tag.DELETE}[type(message)]
         keyed = tuple(index for index, _ in mapping.key or ())
         # a DELETE needs the key only
         picked = keyed if tag == Tag.DELETE else None
-        arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else picked
+        arrays = tuple(index for index, kind in enumerate(kinds) if kind != UNCHANGED) if picked is None else tuple(sorted(picked))
         together = _together(mapping, tag, kinds, arrays, self._origin)
-        fields = tuple((header, _read_kinds(mapping, each)) for header, each in parts)
+        key = partial(column_values, offset=offset, parts=parts, columns=keyed) if keyed else None
         exact = has_exact_key(mapping) and all(kinds[index] != UNCHANGED for index in keyed)
         form = Form(
             tag=tag,
-            parts=fields,
+            parts=parts,
+            offset=offset,
             same=keyed,
             most=MOST_BYTES,
             table=table.tree,
-            keys=partial(map, itemgetter(*keyed)) if exact else None,
+            keys=key if exact else None,
             key_space=(mapping, bytes(kinds[index] for index in keyed)),
             ordered=table.watched,
             mapping=mapping,
             single=self._single(message, mapping, message.key or message.old if isinstance(message, Delete) else None),
             formats=_formats(kinds if picked is None else bytes(kinds[index] for index in picked)),
             picked=picked,
-            kinds=fields[-1][1],
             together=together,
-            arrays=arrays,
-            find=itemgetter(*keyed) if keyed and tag != Tag.INSERT else None,
+            arrays=tuple((index, *_element(mapping.columns[index], kinds[index])) for index in arrays),
+            find=None if tag == Tag.INSERT else key,
             not_null=_not_null(mapping, arrays) if tag == Tag.UPDATE and BINARY not in kinds and together is not None else None,
         )
-        # its values are not copied to remove their lengths: they would be in memory once more
-        form.large = replace(form, parts=parts, kinds=kinds, together=None, keys=None, not_null=None)
+        form.large = replace(form, together=None, keys=None, not_null=None)
         return form
 
 
@@ -278,15 +286,11 @@ def _identity_changes(message: Update, mapping: RelationMapping) -> bool:
     return old.values[index] != message.new.values[index] or old.kinds[index] != message.new.kinds[index]
 
 
-def _read_kinds(mapping: RelationMapping, kinds: bytes) -> bytes:
-    return bytes(_read_kind(column, kind) for column, kind in zip(mapping.columns, kinds, strict=True))
-
-
-def _read_kind(column: TargetColumn, kind: int) -> int:
-    """The kind by which to read values of a column: with their lengths, if that is what a binary array holds."""
-    if kind == BINARY:
-        return BINARY_FIELD
-    return TEXT_FIELD if kind == TEXT and (column.type_oid in _TEXTS or column.array == _TEXT_ARRAY) else kind
+def _element(column: TargetColumn, kind: int) -> tuple[int, bool]:
+    """The type of a column's elements in a binary array, or AS_TEXT; and whether the values are in binary format already."""
+    if kind == BINARY or column.type_oid in _TEXTS or column.array == _TEXT_ARRAY:
+        return _TEXT_TYPE if column.cast else column.type_oid, True
+    return column.type_oid if column.type_oid in CONVERTED else AS_TEXT, False
 
 
 def has_exact_key(mapping: RelationMapping) -> bool:

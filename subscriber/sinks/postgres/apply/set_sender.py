@@ -14,7 +14,7 @@ A short run is sent one statement per change. So are very large rows, changes th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from subscriber.interfaces import TableName
 from subscriber.sinks.apply_counters import ChangeContext, Counted
@@ -22,7 +22,7 @@ from subscriber.sinks.postgres.apply.error_reports import SetContext
 from subscriber.sinks.postgres.apply.forms import MOST_BYTES, Form
 from subscriber.sinks.postgres.apply.local_settings import LocalSettings
 from subscriber.sinks.postgres.session.pipeline import Pipeline
-from subscriber.sinks.runs import Row, Run, Runs
+from subscriber.sinks.runs import Run, Runs
 
 __all__ = ["MOST_ROWS", "SetSender"]
 
@@ -57,7 +57,7 @@ class SetSender:
         """Whether changes are sent in the order in which they are added, one by one."""
         return self._without_sets is None
 
-    def add(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
+    def add(self, form: Form, rows: Sequence[Any], contexts: Sequence[ChangeContext], size: int) -> None:
         """Add changes. The arguments are those of :meth:`Runs.add`."""
         in_order = self._without_sets is None or form.ordered
         if in_order:
@@ -118,16 +118,17 @@ class SetSender:
             self._pipeline.send(statement, SetContext(contexts[0], contexts[-1], omitted, each), values, formats, size * len(rows))
             omitted = 0
 
-    def _send_each(self, form: Form, rows: Sequence[Row], contexts: Sequence[ChangeContext], size: int) -> None:
+    def _send_each(self, form: Form, rows: Sequence[Any], contexts: Sequence[ChangeContext], size: int) -> None:
         self._settings.change(form.mapping.table)
-        send, statement, formats, parameters = self._pipeline.send, form.single, form.formats, form.parameters
+        send, statement, formats = self._pipeline.send, form.single, form.formats
+        parameters = form.parameters(rows)
         if statement.resolves is not None and statement.resolves.timed:
             formats = None if formats is None else (*formats, 0)
-            for row, context in zip(rows, contexts, strict=True):
-                send(statement, context, [*parameters(row), _commit_time(context)], formats, size)
+            for values, context in zip(parameters, contexts, strict=True):
+                send(statement, context, [*values, _commit_time(context)], formats, size)
             return
-        for row, context in zip(rows, contexts, strict=True):
-            send(statement, context, parameters(row), formats, size)
+        for values, context in zip(parameters, contexts, strict=True):
+            send(statement, context, values, formats, size)
 
 
 def _commit_time(context: ChangeContext) -> bytes | None:
@@ -167,11 +168,11 @@ def _omit_overwritten(runs: Sequence[Run[Form]], in_sets: Callable[[Form], bool]
     return omitted
 
 
-def _sets(form: Form, rows: Sequence[Row]) -> Iterable[Sequence[int]]:
+def _sets(form: Form, rows: list[Any]) -> Iterable[Sequence[int]]:
     """Divide a run into sets, so that no key comes twice in one. Returns the places of their rows."""
     if form.find is None:
         return [range(len(rows))]
-    keys = list(map(form.find, rows))
+    keys = form.find(rows)
     if len(set(keys)) == len(keys):
         return [range(len(rows))]
     return _by_turn(keys) if form.keys is not None else _by_place(keys)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, compress, islice
-from typing import Final
+from typing import Any, Final
 
 from subscriber import crash_points
 from subscriber.errors import ProtocolError, RelationError, SubscriberError, TargetError
@@ -32,7 +32,7 @@ from subscriber.sinks.postgres.session.pipeline import Pipeline
 from subscriber.sinks.postgres.tables.fingerprint import Fingerprint, check
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
-from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, Row, keeps_order
+from subscriber.sinks.runs import CHANGES, IGNORED, LatestForms, keeps_order
 from subscriber.transaction.model import Transaction
 
 __all__ = ["TransactionSender"]
@@ -85,7 +85,8 @@ class TransactionSender:
         self._forms = Forms(differs)
         self._settings = LocalSettings(pipeline)
         self._sets = SetSender(pipeline, self._settings, without_sets, counted)
-        self._latest: LatestForms[Form] = LatestForms()
+        # by the offset of the messages: see Form.offset
+        self._latest: Mapping[int, LatestForms[Form]] = {1: LatestForms(), 5: LatestForms()}
         self._resolved: dict[int, RelationMapping] = {}
         # the transaction that a relation is left out of: it may be ready at the next one, and then it stays so
         self._left_out: dict[int, ChangeContext] = {}
@@ -170,17 +171,17 @@ class TransactionSender:
 
     async def _read_forms(
         self, records: Sequence[bytes], contexts: Sequence[ChangeContext], kinds: Sequence[Sequence[int]], *, prefixed: bool
-    ) -> list[tuple[Form, Sequence[Row], Sequence[int]]] | None:
+    ) -> list[tuple[Form, list[Any], Sequence[int]]] | None:
         """Read changes form by form, each with its rows and their places. None: the changes of a form must keep their place."""
         offset = 5 if prefixed else 1
-        found: list[tuple[Form, Sequence[Row], Sequence[int]]] = []
+        found: list[tuple[Form, list[Any], Sequence[int]]] = []
         for places in kinds:
             some = [records[each] for each in places]
             place = 0
             while place < len(some):
                 rest = range(place, len(some))
                 try:
-                    read = self._latest.read(some, rest, offset) or await self._decoded(
+                    read = self._latest[offset].read(some, rest, offset) or await self._decoded(
                         some, rest, contexts[places[place]], prefixed=prefixed
                     )
                 except (RelationError, ProtocolError):
@@ -216,7 +217,7 @@ class TransactionSender:
     ) -> None:
         """Send the records from ``place`` to ``count``: each one with those after it that have the same form."""
         offset = 5 if prefixed else 1
-        latest = self._latest
+        latest = self._latest[offset]
         while place < count:
             places = range(place, min(place + MOST_ROWS, count))
             found = latest.read(records, places, offset) or await self._decoded(records, places, contexts[place], prefixed=prefixed)
@@ -261,7 +262,7 @@ class TransactionSender:
 
     async def _decoded(
         self, records: Sequence[bytes], places: range, context: ChangeContext, *, prefixed: bool
-    ) -> tuple[Form, Sequence[Row]] | None:
+    ) -> tuple[Form, list[Any]] | None:
         """Decode a record. Returns its form, and the values of the records that have it. None: it is no change of a row, or is left out."""
         record = records[places.start]
         tag = record[0] if record else 0
@@ -278,10 +279,10 @@ class TransactionSender:
                 mapping.require_updatable()
         message = decode(record, in_stream=prefixed)
         assert isinstance(message, Insert | Update | Delete)
-        form, row = self._forms.of(message, mapping)
+        form, row = self._forms.of(message, mapping, start)
         if row is not None:
             return form, [row]
-        self._latest.add(form)
+        self._latest[start].add(form)
         return form.read(records, places, start)
 
     async def _other(self, message: Message, context: ChangeContext) -> None:
@@ -290,12 +291,16 @@ class TransactionSender:
                 if self._relations.define(message):
                     self._resolved.pop(message.relation_id, None)
                     self._left_out.pop(message.relation_id, None)
-                    self._latest.clear()
+                    self._forget_forms()
             case Truncate():
                 self._sets.flush()
                 await self._truncate(message, context)
             case _:
                 raise ProtocolError(f"a {type(message).__name__} message among the changes of a transaction")
+
+    def _forget_forms(self) -> None:
+        for latest in self._latest.values():
+            latest.clear()
 
     async def _resolve(self, relation_id: int, tag: int, context: ChangeContext) -> RelationMapping | None:
         """The relation with its target; None: its changes are left out."""
@@ -336,7 +341,7 @@ class TransactionSender:
                 self.targets.discard(fingerprint)
             for relation_id in self._relations.forget_tree(table.tree):
                 self._resolved.pop(relation_id, None)
-            self._latest.clear()
+            self._forget_forms()
             for statement in statements:
                 self._pipeline.send(statement, replace(context, ending="RELATION"))
         self._settings.reset()
