@@ -50,7 +50,7 @@ from subscriber.sinks.apply_counters import Tally
 from subscriber.sinks.catalog_sink import Owner
 from subscriber.sinks.sqlalchemy.apply.applier import Applier
 from subscriber.sinks.sqlalchemy.apply.binding import bind_columns, copy_binds, picked
-from subscriber.sinks.sqlalchemy.apply.multi_row import insert_rows
+from subscriber.sinks.sqlalchemy.apply.multi_row import insert_columns, insert_rows
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, schema_change
 from subscriber.sinks.sqlalchemy.apply.statements import Statement, insert_row
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
@@ -305,22 +305,23 @@ class SqlAlchemyTableSink:
             statement = insert_row(target, connection.dialect, into=into)
         binds = copy_binds(target.columns, binary=binary)
         decoder = copy_decoder(len(described.columns), binary=binary)
-        waiting: list[tuple[object, ...]] = []
-        size = 0
+        waiting: list[list[object]] = [[] for _ in binds]
+        rows = size = 0
         storing: asyncio.Task[None] | None = None
         try:
             async for chunk in data:
                 size += len(chunk)
                 count, columns = decoder.columns(chunk)
                 del chunk  # not kept while its rows are stored
-                waiting += picked(bind_columns(binds, target.columns, columns), statement.pick, count)
+                rows += count
+                _extend(waiting, bind_columns(binds, target.columns, columns))
                 del columns
-                if len(waiting) >= _PIECE_ROWS or size >= _PIECE_BYTES:
+                if rows >= _PIECE_ROWS or size >= _PIECE_BYTES:
                     if storing is not None:
                         await storing
-                    piece = self._store(statement, waiting, size * BINARY_GROWS if binary else size)
+                    piece = self._store(statement, waiting, rows, size * BINARY_GROWS if binary else size)
                     large = size >= _PIECE_BYTES
-                    waiting, size = [], 0
+                    waiting, rows, size = [[] for _ in binds], 0, 0
                     # the next rows are read meanwhile, but no two pieces of large rows are in memory
                     storing = asyncio.create_task(piece)
                     del piece
@@ -333,8 +334,8 @@ class SqlAlchemyTableSink:
             if storing is not None:
                 storing.cancel()
                 await asyncio.gather(storing, return_exceptions=True)
-        if waiting:
-            await self._store(statement, waiting, size * BINARY_GROWS if binary else size)
+        if rows:
+            await self._store(statement, waiting, rows, size * BINARY_GROWS if binary else size)
 
     async def _target(self, connection: AsyncConnection, described: PublishedTable) -> TargetTable:
         target = await load_target_table(connection, described, described)
@@ -342,11 +343,15 @@ class SqlAlchemyTableSink:
             target.require_complete()
         return target
 
-    async def _store(self, statement: Statement, rows: list[tuple[object, ...]], size: int) -> None:
+    async def _store(self, statement: Statement, columns: Sequence[Sequence[object]], count: int, size: int) -> None:
         async with self._locked(TableState.DATASYNC) as (connection, _, _):
             with translated(), passing_values():
-                for piece in limit_of(connection).pieces(statement.sql, rows, size):
-                    await insert_rows(connection, statement.sql, statement.many, piece)
+                if statement.many is not None:
+                    await insert_columns(connection, statement.sql, statement.many, statement.pick(columns))
+                else:
+                    rows = list(picked(columns, statement.pick, count))
+                    for piece in limit_of(connection).pieces(statement.sql, rows, size):
+                        await insert_rows(connection, statement.sql, None, piece)
             crash_points.reached("sqlalchemy.rows_copied")
 
     async def finish_copy(self, position: Position) -> None:
@@ -412,6 +417,12 @@ class SqlAlchemyTableSink:
 
 async def _has_rows(connection: AsyncConnection, table: Table) -> bool:
     return (await connection.execute(select(literal(1)).select_from(table).limit(1))).first() is not None
+
+
+def _extend(columns: Sequence[list[object]], rows: Sequence[Sequence[object]]) -> None:
+    """Add rows, given as columns."""
+    for column, values in zip(columns, rows, strict=True):
+        column.extend(values)
 
 
 def _durable_already(_lsn: Lsn) -> None:

@@ -41,6 +41,7 @@ def test_rows_from_a_number_on_in_whole_statements() -> None:
     rows = [(number, Decimal(number)) for number in range(2 * many.rows + 3)]
     first, second = many.parameters(rows, 3)
     assert [*first, *second] == [value for row in rows[3:] for value in row]
+    assert many.parameters_of(list(zip(*rows, strict=True)), 3) == [first, second]
 
 
 @pytest.mark.parametrize(
