@@ -108,18 +108,24 @@ async def test_engines_take_turns_and_the_rows_are_the_publishers(tmp_path: Path
     assert operations(tmp_path, snapshot, "pairs")["MERGE"] > 0
 
 
+async def one_round_behind(path: Path, spark: SparkSession) -> Applier:
+    """An applier that merges, and the changes of its second round."""
+    sink = await begun(make(path))
+    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
+    await sink.advance(Lsn(200))
+    work = Applier(storage(path), engine_of("merge", spark, path), ApplierSettings(target_rows=30))
+    all_rounds(work)
+    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b", None)), Insert(5, row("9", "c", None)))))
+    await sink.close()
+    return work
+
+
 async def test_a_round_that_died_behind_its_merge_is_not_merged_again(
     tmp_path: Path, delta: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
 
-    sink = await begun(make(tmp_path))
-    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
-    await sink.advance(Lsn(200))
-    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=30))
-    all_rounds(work)
-    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b", None)), Insert(5, row("9", "c", None)))))
-    await sink.close()
+    work = await one_round_behind(tmp_path, delta)
 
     class Killed(BaseException):
         pass
@@ -144,14 +150,8 @@ async def test_merge_whose_answer_was_lost_is_not_merged_again(
 ) -> None:
     from subscriber.sinks.spark.pipeline.engines.spark_engine import SparkEngine
 
-    sink = await begun(make(tmp_path))
-    await sink.apply(batch(transaction(200, RELATION, *(Insert(5, row(str(n), "a", None)) for n in range(5)))))
-    await sink.advance(Lsn(200))
-    work = Applier(storage(tmp_path), engine_of("merge", delta, tmp_path), ApplierSettings(target_rows=30))
-    all_rounds(work)
+    work = await one_round_behind(tmp_path, delta)
     assert work.room() == 0.0
-    await sink.apply(batch(transaction(300, Update(5, None, None, row("1", "b", None)), Insert(5, row("9", "c", None)))))
-    await sink.close()
     merge = SparkEngine._merge
 
     def answer_lost(*arguments: Any) -> None:

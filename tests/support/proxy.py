@@ -265,14 +265,15 @@ class Link:
             buffer += self._without_pid(data) if self._proxy.pools else data
             passed = bytearray()
             for message in framing.take(buffer):
+                if self._proxy.armed is not None:
+                    # the fault may inject messages, behind these
+                    writer.write(passed)
+                    passed = bytearray()
                 found = self._proxy.strike(self, Direction.TO_CLIENT, message)
                 if found is None:
                     passed += message
-                else:
-                    writer.write(passed)
-                    passed.clear()
-                    if not await self._carry_out(found, writer):
-                        return
+                elif not await self._carry_out(found, writer):
+                    return
                 self.state.observe(message)
             writer.write(passed)
             await self._open.wait()

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.consumer.received import ReceivedTransaction
 from subscriber.consumer.transactions import transactions
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse
+from subscriber.protocol.frames import PrimaryKeepalive, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.changes import InsertChange
 from tests.support.database import Database
+from tests.support.framing import PostgresFraming
+from tests.support.proxy import Fault, Proxy, Strike
 from tests.support.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
+from tests.support.stream_state import StreamState, payload_tag
 
 
 def made(publisher: Database) -> Database:
@@ -243,29 +249,37 @@ async def test_until_caught_up_includes_what_arrives_while_a_position_is_stored(
     async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
         pass
     start = source.current_lsn()
-    # receiving it takes longer than the pause after which a position is stored
-    source.execute("INSERT INTO t SELECT g, 'x' FROM generate_series(1, 800000) AS g")
-    end = source.current_lsn()
+    source.execute("INSERT INTO t VALUES (1, 'x')")
+    end, before = source.current_lsn(), Lsn(start + 1)
     stored: list[Lsn] = []
 
-    async def store_when_all_is_received(lsn: Lsn) -> None:
+    def behind_a_keepalive(state: StreamState, message: bytes, _: random.Random) -> Strike | None:
+        if payload_tag(message) == 0:
+            return None
+        frame = encode_frame(PrimaryKeepalive(before, 0, False))
+        proxy.inject(b"d" + (len(frame) + 4).to_bytes(4) + frame)
+        return Strike(message, pause=TIMEOUT)
+
+    async def store_while_all_is_received(lsn: Lsn) -> None:
         stored.append(lsn)
+        proxy.calm.set()
         await eventually(
             source,
             f"SELECT write_lsn >= '{end}' FROM pg_stat_replication JOIN pg_replication_slots ON pid = active_pid WHERE slot_name = 's'",
             True,
         )
 
-    options = SubscriptionOptions(streaming="off")
-    stream = transactions(
-        source.conninfo(),
-        publications=["p"],
-        slot_name="s",
-        start_lsn=start,
-        advance=store_when_all_is_received,
-        until_caught_up=True,
-        options=options,
-    )
-    async with asyncio.timeout(TIMEOUT), stream:
-        assert [transaction.end_lsn <= end async for transaction in stream] == [True]
-    assert start < stored[0] < end
+    address = conninfo_to_dict(source.conninfo())
+    async with Proxy(str(address["host"]), int(str(address["port"])), PostgresFraming) as proxy:
+        proxy.arm(Fault("held", behind_a_keepalive))
+        stream = transactions(
+            make_conninfo(source.conninfo(), port=proxy.port, sslmode="disable", gssencmode="disable"),
+            publications=["p"],
+            slot_name="s",
+            start_lsn=start,
+            advance=store_while_all_is_received,
+            until_caught_up=True,
+        )
+        async with asyncio.timeout(TIMEOUT), stream:
+            assert [transaction.end_lsn <= end async for transaction in stream] == [True]
+    assert stored[0] == before
