@@ -220,10 +220,10 @@ class PostgresTableSink:
         settings = apply_settings(self._synchronous_commit)
         return await self._target.connect_asyncpg(self._control.connection, self._application_name, settings)
 
-    async def _read_table(self) -> TargetTable:
+    async def _read_table(self, *, has_columns: bool = True) -> TargetTable:
         if self._reader is None:
             raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
-        table = await read_table(self._reader, self._table, as_owner=self._as_owner)
+        table = await read_table(self._reader, self._table, as_owner=self._as_owner, has_columns=has_columns)
         if table.oid != self.relation_id:
             raise RelationError(
                 f'table "{self._table}" was replaced by another one during its synchronization',
@@ -233,7 +233,7 @@ class PostgresTableSink:
         return table
 
     async def _undo_copy(self, then: TableEntry) -> None:
-        control, table = self._control, await self._read_table()
+        control, table = self._control, await self._read_table(has_columns=False)
         async with self._closed_if_in_use(), control.transaction():
             if kept := await self._parts():
                 await control.fetch(set_role(table.role).sql.decode())
@@ -330,7 +330,7 @@ class PostgresTableSink:
             ApplyError: the server rejected the rows; a note names the column if the server's report has it.
             TargetError: or another subclass.
         """
-        table = await self._read_table()
+        table = await self._read_table(has_columns=False)
         async with self._part(table, columns) as (_, copying):
             await copying.copy(copy_format, data)
             crash_points.reached("postgres.part_copied")

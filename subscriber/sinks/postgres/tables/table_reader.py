@@ -231,7 +231,9 @@ LEFT JOIN LATERAL (
 """  # noqa: S608 (a constant)
 
 
-async def read_table(reader: CatalogQueries, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT) -> TargetTable:
+async def read_table(
+    reader: CatalogQueries, name: TableName, *, as_owner: bool, hint: str = CREATE_HINT, has_columns: bool = True
+) -> TargetTable:
     """Read one table.
 
     Args:
@@ -239,25 +241,31 @@ async def read_table(reader: CatalogQueries, name: TableName, *, as_owner: bool,
         name: name of the table.
         as_owner: whether changes are made as the table's owner.
         hint: hint of the error if there is no such relation.
+        has_columns: whether its columns and its key are read, too. Their queries cost the server most of the work.
 
     Raises:
         RelationError: there is no such relation.
         TargetUnavailable: the connection was lost.
     """
     _require_text(name)
-    found = await read_tables(reader, [name], as_owner=as_owner)
+    found = await read_tables(reader, [name], as_owner=as_owner, has_columns=has_columns)
     if name not in found:
         raise missing_table(name, hint)
     return found[name]
 
 
-async def read_tables(reader: CatalogQueries, names: Collection[TableName], *, as_owner: bool) -> Mapping[TableName, TargetTable]:
+async def read_tables(
+    reader: CatalogQueries, names: Collection[TableName], *, as_owner: bool, has_columns: bool = True
+) -> Mapping[TableName, TargetTable]:
     """Read tables. Arguments and errors are those of :func:`read_table`, but tables that do not exist are left out."""
     encodable = [name for name in names if _is_text(name)]
     rows = await reader.fetch(_TABLES, [name.namespace for name in encodable], [name.name for name in encodable], as_owner, reader.owner)
-    oids = [row["oid"] for row in rows]
-    columns = {oid: tuple(TargetColumn(**row) for row in found) for oid, found in _by_table(await reader.fetch(_COLUMNS, oids)).items()}
-    keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
+    columns: dict[int, tuple[TargetColumn, ...]] = {}
+    keys: dict[int, list[dict[str, Any]]] = {}
+    if has_columns:
+        found = _by_table(await reader.fetch(_COLUMNS, [row["oid"] for row in rows]))
+        columns = {oid: tuple(TargetColumn(**row) for row in each) for oid, each in found.items()}
+        keys = _by_table(await reader.fetch(_KEYS, [row["oid"] for row in rows if row["kind"] in {"r", "p"}]))
     moved()
     tables = (_table(row, columns.get(row["oid"], ()), keys.get(row["oid"])) for row in rows)
     return {table.name: table for table in tables}
