@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from tests.crash.process import RunProcess
+from tests.crash.process import Process, RunProcess
 
 SETTINGS = (
     "wal_retrieve_retry_interval=300ms",
@@ -58,6 +58,7 @@ class ChaosProcess(RunProcess):
     stopping: bool = False
     secrets: Sequence[str] = ()
     _reader: threading.Thread | None = None
+    _pipe: IO[bytes] | None = None
     _last_error: str = ""
 
     def arguments(self, *more: str) -> list[str]:
@@ -68,14 +69,16 @@ class ChaosProcess(RunProcess):
             found += ["-c", setting]
         return [sys.executable, "-W", "error", "-m", "tests.chaos.child", "-v", "run", *found, *more]
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
+    def start(self, *more: str) -> Process:
         self.reap()
         self.stopping = False
-        self.process = subprocess.Popen(self.arguments(*more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert self.process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self.process = process = subprocess.Popen(
+            self.arguments(*more), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        self._pipe = process.stdout
+        self._reader = threading.Thread(target=self._read, args=(self._pipe,), daemon=True)
         self._reader.start()
-        return self.process
+        return process
 
     def note(self, text: str) -> None:
         """Write a line of ours into its log."""
@@ -109,13 +112,13 @@ class ChaosProcess(RunProcess):
 
     def reap(self) -> None:
         """Take note of how it ended, if it did since the last look."""
-        if self.process is None or self.process.poll() is None:
+        if self.process is None or (status := self.process.poll()) is None:
             return
         assert self._reader is not None
-        assert self.process.stdout is not None
+        assert self._pipe is not None
         self._reader.join()
-        self.process.stdout.close()
-        status, self.process = self.process.returncode, None
+        self._pipe.close()
+        self.process = None
         error, self._last_error = self._last_error, ""
         self.note(f"ended with {status}")
         expected = (0, 1, 143, -signal.SIGTERM, -signal.SIGKILL) if self.stopping else (1,)

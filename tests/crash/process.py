@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.support.database import Database
+from tests.support.preloaded import PreloadedProgram
+from tests.support.program import environment
 
+Process = PreloadedProgram | subprocess.Popen[bytes]
 QUICK = ("wal_retrieve_retry_interval=200ms", "wal_receiver_status_interval=1s")
 
 
@@ -23,6 +25,7 @@ class RunProcess:
         directory: for the spool and the log.
         options: of ``-o``.
         settings: of ``-c``.
+        code: run instead of the program.
     """
 
     publisher: Database
@@ -30,7 +33,8 @@ class RunProcess:
     directory: Path
     options: Sequence[str] = ("two_phase=true",)
     settings: Sequence[str] = QUICK
-    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    code: str = field(default="", init=False)
+    process: Process | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
@@ -79,18 +83,19 @@ class RunProcess:
         raise NotImplementedError
 
     def arguments(self, *more: str) -> list[str]:
+        """Of the program."""
         found = ["--connection", self.publisher.conninfo(), "--publication", "pub", "--target", self.target_url, "--name", self.name]
         for option in self.options:
             found += ["-o", option]
         for setting in (*self.settings, f"spool_directory={self.spool}"):
             found += ["-c", setting]
-        return [sys.executable, "-m", "subscriber", "-v", "run", *found, *more]
+        return ["-v", "run", *found, *more]
 
-    def start(self, *more: str) -> subprocess.Popen[bytes]:
+    def start(self, *more: str) -> Process:
         """Start it; what it writes goes to the log."""
         assert self.process is None or self.process.poll() is not None
         with (self.directory / "log").open("ab") as log:
-            self.process = subprocess.Popen(self.arguments(*more), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = PreloadedProgram(self.arguments(*more), environment(), log.fileno(), log.fileno(), code=self.code)
         return self.process
 
     def assert_runs(self) -> None:

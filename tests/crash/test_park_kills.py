@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.process import RunProcess
+from tests.crash.process import Process, RunProcess
 from tests.support.database import Database
 from tests.support.examples import some_and_others
 from tests.support.program import slots
@@ -34,9 +34,9 @@ class ParkingProcess(RunProcess):
 
     point = ""
 
-    def arguments(self, *more: str) -> list[str]:
-        python, _, _, *arguments = super().arguments(*more)
-        return [python, "-c", ENDING.format(point=self.point, status=STATUS), *arguments]
+    def start(self, *more: str) -> Process:
+        self.code = ENDING.format(point=self.point, status=STATUS)
+        return super().start(*more)
 
 
 def set_up(publisher: Database, target: Database, directory: Path) -> ParkingProcess:

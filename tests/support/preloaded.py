@@ -60,22 +60,32 @@ def _server(environment: Mapping[str, str]) -> tuple[socket.socket, IO[bytes]]:
 
 
 class PreloadedProgram:
-    """A program that runs; used as ``subprocess.Popen`` is."""
+    """A program that runs; used as ``subprocess.Popen`` is.
 
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], errors: str = "strict") -> None:
-        request = {"arguments": arguments, "environment": dict(environment), "directory": os.getcwd()}
-        output, output_end = os.pipe()
-        problems, problems_end = os.pipe()
-        self.stdout: IO[str] = os.fdopen(output, encoding="utf-8", errors=errors)
-        self.stderr: IO[str] = os.fdopen(problems, encoding="utf-8", errors=errors)
+    Args:
+        arguments: of the program.
+        environment: all of its variables.
+        output, problems: descriptors of its standard output and standard error, which stay the caller's.
+        code: run instead of the module, as by ``python -c``.
+        directory: its working directory, if that is another one.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        problems: int,
+        *,
+        code: str = "",
+        directory: Path | None = None,
+    ) -> None:
+        place = os.getcwd() if directory is None else str(directory)
+        request = {"arguments": arguments, "environment": dict(environment), "directory": place, "code": code}
         self._ended, ending = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
+        with ending:
             control, self._said = _server(environment)
-            socket.send_fds(control, [json.dumps(request).encode()], [output_end, problems_end, ending.fileno()])
-        finally:
-            ending.close()
-            os.close(output_end)
-            os.close(problems_end)
+            socket.send_fds(control, [json.dumps(request).encode()], [output, problems, ending.fileno()])
         self.returncode: int | None = None
         self.pid = int(self._message())
 
@@ -87,6 +97,7 @@ class PreloadedProgram:
     def poll(self) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], 0)[0]:
             self.returncode = int(self._message())
+            self._ended.close()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -104,14 +115,35 @@ class PreloadedProgram:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+
+class PipedProgram(PreloadedProgram):
+    """One whose output is read.
+
+    Attributes:
+        stdout, stderr: what it writes.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], environment: Mapping[str, str], *, errors: str = "strict", directory: Path | None = None
+    ) -> None:
+        output, output_end = os.pipe()
+        problems, problems_end = os.pipe()
+        self.stdout: IO[str] = os.fdopen(output, encoding="utf-8", errors=errors)
+        self.stderr: IO[str] = os.fdopen(problems, encoding="utf-8", errors=errors)
+        try:
+            super().__init__(arguments, environment, output_end, problems_end, directory=directory)
+        finally:
+            os.close(output_end)
+            os.close(problems_end)
+
     def close(self) -> None:
         """Forget it, once it has ended."""
-        for each in (self.stdout, self.stderr, self._ended):
-            each.close()
+        self.stdout.close()
+        self.stderr.close()
 
 
-def _serve(control: socket.socket) -> list[str]:
-    """Fork for each request. Returns in the child, with the arguments."""
+def _serve(control: socket.socket) -> tuple[list[str], str]:
+    """Fork for each request. Returns in the child, with the arguments and the code."""
     running: dict[int, tuple[int, int]] = {}
     while True:
         for ready in select.select([control.fileno(), *running], [], [])[0]:
@@ -136,8 +168,8 @@ def _serve(control: socket.socket) -> list[str]:
             running[os.pidfd_open(pid)] = pid, ending
 
 
-def _become(request: dict[str, Any], output: int, problems: int) -> list[str]:
-    """Take over what a started program gets. Returns the arguments."""
+def _become(request: dict[str, Any], output: int, problems: int) -> tuple[list[str], str]:
+    """Take over what a started program gets. Returns the arguments and the code."""
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, problems)):
         os.dup2(descriptor, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -145,14 +177,16 @@ def _become(request: dict[str, Any], output: int, problems: int) -> list[str]:
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
     sys.path[0] = request["directory"]
-    arguments: list[str] = request["arguments"]
-    return arguments
+    return request["arguments"], request["code"]
 
 
-def _run() -> int:
+def _run(code: str) -> int:
     """Run the program. Returns its exit status. What is raised otherwise is for the interpreter."""
     try:
-        runpy.run_module("subscriber", run_name="__main__", alter_sys=True)
+        if code:
+            exec(code, {"__name__": "__main__"})
+        else:
+            runpy.run_module("subscriber", run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             return ended.code or 0
@@ -190,5 +224,5 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as control:
-        sys.argv[1:] = _serve(control)
-    _end(_run())
+        sys.argv[1:], given = _serve(control)
+    _end(_run(given))

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.preloaded import PreloadedProgram
+from tests.support.preloaded import PipedProgram
 
 PROGRAM = (sys.executable, "-W", "error", "-m", "subscriber", "--quiet")
 """What it says on success is the subject of test_notices alone."""
@@ -34,16 +35,18 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**kept, **(given or {})}
 
 
-def subscriber(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS, loud: bool = False) -> Ended:
-    """Run it to its end."""
-    with running(*arguments, env=env, loud=loud, errors="strict") as program:
+def subscriber(
+    *arguments: str, env: Mapping[str, str] | None = None, timeout: float = WAIT_SECONDS, loud: bool = False, directory: Path | None = None
+) -> Ended:
+    """Run it to its end, in a working directory if that is another one."""
+    with running(*arguments, env=env, loud=loud, errors="strict", directory=directory) as program:
         return program.ended(timeout)
 
 
 class Program:
     """One that runs."""
 
-    def __init__(self, process: PreloadedProgram) -> None:
+    def __init__(self, process: PipedProgram) -> None:
         self.process = process
         self._output: list[str] = []
         self._errors: list[str] = []
@@ -84,9 +87,15 @@ class Program:
 
 
 @contextlib.contextmanager
-def running(*arguments: str, env: Mapping[str, str] | None = None, loud: bool = False, errors: str = "replace") -> Iterator[Program]:
+def running(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    loud: bool = False,
+    errors: str = "replace",
+    directory: Path | None = None,
+) -> Iterator[Program]:
     """Run it while the block lasts; killed at its end."""
-    process = PreloadedProgram([*(() if loud else ("--quiet",)), *arguments], environment(env), errors)
+    process = PipedProgram([*(() if loud else ("--quiet",)), *arguments], environment(env), errors=errors, directory=directory)
     found = Program(process)
     try:
         yield found

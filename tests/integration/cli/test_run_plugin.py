@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +16,7 @@ import pytest
 from subscriber.protocol.lsn import Lsn
 from tests.support.code_blocks import blocks
 from tests.support.database import Database
+from tests.support.program import subscriber
 
 FAKE_KAFKA = """
 import json, os
@@ -144,13 +142,11 @@ def server() -> Iterator[Server]:
 
 
 def run(source: Database, modules: Path, target: str, *args: str) -> tuple[int, str]:
-    program = (sys.executable, "-m", "subscriber", "run", "--connection", source.conninfo(), "--publication", "p", "--name", "hook")
-    environment = {**os.environ, "PYTHONPATH": str(modules), "BROKER": str(modules / "broker")}
-    done = subprocess.run(
-        [*program, "--target", target, "--until-caught-up", *args], capture_output=True, text=True, timeout=60, env=environment, check=False
-    )
-    assert done.stdout == ""
-    return done.returncode, done.stderr
+    program = ("run", "--connection", source.conninfo(), "--publication", "p", "--name", "hook", "--target", target, "--until-caught-up")
+    # the working directory is where modules are searched first
+    done = subscriber(*program, *args, env={"BROKER": str(modules / "broker")}, timeout=60, loud=True, directory=modules)
+    assert done.output == ""
+    return done.status, done.errors
 
 
 def confirmed(source: Database) -> Lsn:
@@ -290,8 +286,6 @@ def test_a_plugin_without_send_that_writes(source: Database, modules: Path) -> N
 
 def test_other_verbs_refuse_a_plugin() -> None:
     for verb in (("run",), ("status",), ("create", "s", "--connection", "host=nowhere", "--publication", "p")):
-        done = subprocess.run(
-            [sys.executable, "-m", "subscriber", *verb, "--target", "plugin:jsonl"], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert done.returncode != 0
-        assert "an output plugin stores no subscription" in done.stderr
+        done = subscriber(*verb, "--target", "plugin:jsonl", loud=True)
+        assert done.status != 0
+        assert "an output plugin stores no subscription" in done.errors

@@ -8,18 +8,48 @@ import os
 import signal
 import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import pytest
 
 from tests.support.database import Database
+from tests.support.preloaded import PreloadedProgram
+from tests.support.program import environment
 
 TIMEOUT = 30.0
 SECOND = ("-c", "wal_receiver_status_interval=1s")
 
-Start = Callable[..., Awaitable[Process]]
+
+class Tail:
+    """The program in a process of its own, read by this loop."""
+
+    program: PreloadedProgram
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    @classmethod
+    async def started(cls, *arguments: str) -> Self:
+        found, ends = cls(), []
+        found.stdout, found.stderr = asyncio.StreamReader(), asyncio.StreamReader()
+        for reader in (found.stdout, found.stderr):
+            ours, theirs = os.pipe()
+            ends.append(theirs)
+            await asyncio.get_running_loop().connect_read_pipe(partial(asyncio.StreamReaderProtocol, reader), os.fdopen(ours, "rb"))
+        found.program = PreloadedProgram(["tail", *arguments], environment(), *ends)
+        for end in ends:
+            os.close(end)
+        return found
+
+    async def communicate(self) -> tuple[int, bytes, bytes]:
+        """Its status and all that it writes until its end."""
+        output, errors = await asyncio.gather(self.stdout.read(), self.stderr.read())
+        status = await asyncio.to_thread(self.program.wait, TIMEOUT)
+        return status, output, errors
+
+
+Start = Callable[..., Awaitable[Tail]]
 
 
 def made(publisher: Database) -> Database:
@@ -42,31 +72,28 @@ def source(publisher18_db: Database) -> Database:
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
-    started: list[Process] = []
+    started: list[Tail] = []
 
-    async def run(source: Database | str, *args: str) -> Process:
+    async def run(source: Database | str, *args: str) -> Tail:
         connection = source if isinstance(source, str) else source.conninfo()
-        program = (sys.executable, "-m", "subscriber", "tail", "--connection", connection, "--publication", "p")
-        process = await asyncio.create_subprocess_exec(*program, *args, stdout=PIPE, stderr=PIPE)
-        started.append(process)
-        return process
+        started.append(await Tail.started("--connection", connection, "--publication", "p", *args))
+        return started[-1]
 
     yield run
-    for process in started:
-        if process.returncode is None:
-            process.kill()
-            await process.communicate()
+    for tail in started:
+        if tail.program.returncode is None:
+            tail.program.kill()
+            await tail.communicate()
 
 
-async def ended(process: Process) -> tuple[int, list[str], str]:
+async def ended(process: Tail) -> tuple[int, list[str], str]:
     """Its status, its lines, what it said on stderr."""
     async with asyncio.timeout(TIMEOUT):
-        out, err = await process.communicate()
-    assert process.returncode is not None
-    return process.returncode, out.decode("utf-8").splitlines(), err.decode()
+        status, out, err = await process.communicate()
+    return status, out.decode("utf-8").splitlines(), err.decode()
 
 
-async def output(process: Process) -> list[str]:
+async def output(process: Tail) -> list[str]:
     status, lines, err = await ended(process)
     assert (status, err) == (0, "")
     return lines
@@ -81,8 +108,7 @@ async def following(source: Database) -> None:
     await asyncio.to_thread(source.wait, streaming, 1)
 
 
-async def lines_of(process: Process, count: int) -> list[str]:
-    assert process.stdout is not None
+async def lines_of(process: Tail, count: int) -> list[str]:
     async with asyncio.timeout(TIMEOUT):
         return [(await process.stdout.readline()).decode("utf-8") for _ in range(count)]
 
@@ -158,7 +184,7 @@ async def test_signals_end_it_cleanly(source: Database, start: Start, number: si
     await following(source)
     source.execute("INSERT INTO t VALUES (1)")
     await lines_of(process, 3)
-    process.send_signal(number)
+    process.program.send_signal(number)
     assert await ended(process) == (expected, [], "")
     await asyncio.to_thread(source.wait, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
 
@@ -182,7 +208,7 @@ async def test_connection_lost_and_found(source: Database, start: Start) -> None
     lines = first + await lines_of(process, 3)
     while "id='2'" not in lines[-2]:
         lines += await lines_of(process, 3)  # the first one again: its acknowledgement was lost with the connection
-    process.terminate()
+    process.program.send_signal(signal.SIGTERM)
     status, _, err = await ended(process)
     assert status == 0
     assert "terminating connection" in err

@@ -59,8 +59,8 @@ async def test_pgoutput_and_debezium(source: Database, start: Start) -> None:
     source.execute("INSERT INTO u VALUES (1, 'ok')")
     source.execute("UPDATE u SET m = NULL")
     process = await start(source, "--slot", "a", "--plugin", "pgoutput", "--until-caught-up")
-    captured, err = await process.communicate()
-    assert (process.returncode, err) == (0, b"")
+    status, captured, err = await process.communicate()
+    assert (status, err) == (0, b"")
     found = [decode(record.data) for record in records(io.BytesIO(captured), "pg_recvlogical", decode)]
     expected = [Begin, Type, Relation, Insert, Commit, Begin, Update, Commit]
     assert [type(message) for message in found] == expected
