@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.protocol.lsn import Lsn
-from tests.crash.process import QUICK, RunProcess
+from tests.crash.process import QUICK, Process, RunProcess
 from tests.support.database import Database
 from tests.support.mariadb_database import MariaDatabase
 from tests.support.program import subscriber
@@ -36,9 +36,10 @@ WIDER = {
     "text": "text",
 }
 SERVERS = [
-    pytest.param("publisher16_db", "native", id="16-postgres"),
     pytest.param("publisher18_db", "native", id="18-postgres"),
     pytest.param("publisher18_db", "sqlite", id="18-sqlite"),
+    # with more of the same only in make test-all
+    pytest.param("publisher16_db", "native", id="16-postgres"),
     pytest.param("publisher18_db", "mariadb", id="18-mariadb"),
 ]
 CERTAIN = ("add", "add default", "add not null", "rename", "swap")
@@ -163,9 +164,9 @@ class Writer:
 class MistakenProcess(RunProcess):
     """One with a mistake."""
 
-    def arguments(self, *more: str) -> list[str]:
-        program, _, _, *arguments = super().arguments(*more)
-        return [program, "-c", MISTAKEN, *arguments]
+    def start(self, *more: str) -> Process:
+        self.code = MISTAKEN
+        return super().start(*more)
 
 
 class Target:
@@ -279,7 +280,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> OtherTarget:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("server", "target"), SERVERS, indirect=["target"])
+@pytest.mark.parametrize(("server", "target"), SERVERS[:2], indirect=["target"])
 def test_random_ddl(request: pytest.FixtureRequest, target: OtherTarget, tmp_path: Path, server: str) -> None:
     seed = secrets.randbits(32)
     follow(request.getfixturevalue(server), target, tmp_path, steps=40, kills=2, seed=seed, dropped=DROPPED[seed % 2])

@@ -5,21 +5,21 @@ The other crash points are reached with the fake publisher (``tests/crash_points
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.crash.process import RunProcess
 from tests.support.database import Database
+from tests.support.examples import some_and_others
 from tests.support.program import subscriber
 
 ROWS = 1500
 ENDS = 86
-CHILD = f"""
+CODE = """
 import os, sys
 from subscriber import crash_points
 from subscriber.cli.main import main
@@ -27,27 +27,26 @@ from subscriber.subscription.run import reconciliation
 from subscriber.verification import tables
 
 tables._RANGE_ROWS, reconciliation._ROWS = 300, 20
-point = sys.argv[1]
 
 def reached(name):
-    if name == point:
-        os._exit({ENDS})
+    if name == {point!r}:
+        os._exit({ends})
 
 with crash_points.watched(reached):
-    sys.exit(main(sys.argv[2:]))
+    sys.exit(main(sys.argv[1:]))
 """
 RECONCILE = ("reconcile.planned", "reconcile.rows_written", "reconcile.replaced")
-POINTS = {
-    # tables by themselves: each has a slot, and states of its own
-    3: ("copy.started", "copy.slot_created", *RECONCILE, "copy.stored", "copy.finished", "copy.caught_up", "copy.synchronized"),
-    # so many share a snapshot, and each is one transaction
-    6: (*RECONCILE, "group.copied", "group.stored"),
-}
+# tables by themselves: each has a slot, and states of its own
+ALONE = (3, ("copy.slot_created", *RECONCILE, "copy.finished"))
+# copies have these points, too
+AS_IN_COPIES = (3, ("copy.started", "copy.stored", "copy.caught_up", "copy.synchronized"))
+# so many share a snapshot, and each is one transaction
+IN_GROUPS = (6, (*RECONCILE, "group.copied", "group.stored"))
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("count", POINTS, ids=["alone", "in groups"])
-def test_ends_at_each_step(count: int, publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
+@some_and_others(["count", "points"], [ALONE, IN_GROUPS], [AS_IN_COPIES])
+def test_ends_at_each_step(count: int, points: Sequence[str], publisher18_db: Database, target_db: Database, tmp_path: Path) -> None:
     names = [f"t{number}" for number in range(count)]
     for database in (publisher18_db, target_db):
         for name in names:
@@ -82,7 +81,7 @@ def test_ends_at_each_step(count: int, publisher18_db: Database, target_db: Data
     for thread in threads:
         thread.start()
     try:
-        for point in POINTS[count]:
+        for point in points:
             for name in names:
                 target_db.execute(f"""
                     UPDATE {name} SET v = -1 WHERE id % 100 = 50; DELETE FROM {name} WHERE id BETWEEN 900 AND 960;
@@ -91,13 +90,13 @@ def test_ends_at_each_step(count: int, publisher18_db: Database, target_db: Data
                 """)
             done = subscriber("recover", run.name, f"--target={target_db.dsn}", f"--connection={publisher18_db.dsn}", "--force")
             assert done.status == 0, done.errors
-            command = [sys.executable, "-c", CHILD, point, *run.arguments("--until-caught-up")[3:]]
-            child = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            assert child.returncode == ENDS, (point, child.stderr[-3000:])
+            run.code = CODE.format(point=point, ends=ENDS)
+            assert run.start("--until-caught-up").wait(60) == ENDS, (point, run.log())
     finally:
         stop.set()
         for thread in threads:
             thread.join()
+    run.code = ""
     run.catch_up(60)
     for name in names:
         query = f"SELECT id, v, u FROM {name} ORDER BY id"

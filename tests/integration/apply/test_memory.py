@@ -80,7 +80,7 @@ def _prepare(publisher: Database, target: Database, spool: Path, table: str) -> 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("streaming", ["parallel", "off"])
+@pytest.mark.parametrize("streaming", ["parallel", pytest.param("off", marks=pytest.mark.endurance)])
 def test_a_transaction_of_many_rows(publisher18_db: Database, target_db: Database, tmp_path: Path, streaming: str) -> None:
     """Streamed in chunks while it runs, or spilled by the publisher and received in one piece."""
     _prepare(publisher18_db, target_db, tmp_path, "CREATE TABLE t (id int, v int)")

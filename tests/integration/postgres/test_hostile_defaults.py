@@ -105,7 +105,7 @@ def same(publisher: Database, target: Database) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("variant", [0, 1])
+@pytest.mark.parametrize("variant", [0, pytest.param(1, marks=pytest.mark.endurance)])
 async def test_every_setting_of_both_servers(hostile_servers: tuple[ServerAddress, ServerAddress, bool], variant: int) -> None:
     has_locales = hostile_servers[2]
 

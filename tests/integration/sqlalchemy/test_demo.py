@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.demo_program import SMALL, WAIT_SECONDS, demo, running_demo
-from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
+from tests.support.sqlalchemy_targets import OtherTarget
 
 TABLES = ("accounts", "branches", "tellers", "history", "documents", "measurements", "specimens", "tags", "scratch", "scratch_items")
 
@@ -37,7 +37,8 @@ def test_into_a_temporary_one(request: pytest.FixtureRequest, scratch: Path, kin
     assert left(scratch) == []
 
 
-@IN_BOTH_ALIKE
+@pytest.mark.endurance
+@pytest.mark.parametrize("other_target", ["sqlite", "mariadb"], indirect=True)
 def test_into_a_target_of_ones_own_which_is_left_as_it_was(scratch: Path, other_target: OtherTarget) -> None:
     if other_target.kind == "sqlite":
         other_target.execute("CREATE TABLE mine (id int); INSERT INTO mine VALUES (1)")
@@ -82,6 +83,7 @@ def test_a_value_that_is_not_the_same_is_found(scratch: Path, sqlite_file: Other
     assert sqlite_file.fetch("SELECT name FROM sqlite_schema") == [("mine",)]
 
 
+@pytest.mark.endurance
 def test_interrupted_while_the_load_runs(scratch: Path, sqlite_file: OtherTarget) -> None:
     with running_demo(scratch, f"--target={sqlite_file.url}", "--rows", "2000", "--seconds", "60") as process:
         sqlite_file.wait("SELECT count(*) > 0 FROM subscriber_demo__accounts WHERE aid >= 1000000000", [(1,)], WAIT_SECONDS)

@@ -35,6 +35,8 @@ async def shown(target: str, wanted: Callable[[SubscriptionStatus], bool]) -> Su
             found = await subscription_status(target)
             if found and wanted(found[0]):
                 return found[0]
+            # each look costs sessions with both databases
+            await asyncio.sleep(0.05)
 
 
 async def retries(target: str, name: str) -> SubscriptionStatus:
