@@ -8,7 +8,6 @@ Source: PostgreSQL manual, libpq, Functions Associated with the COPY Command.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from typing import Any
 
@@ -24,9 +23,18 @@ def _addresses() -> tuple[int, int]:
     """Where PQgetCopyData and PQfreemem are; zeros: messages are taken by psycopg."""
     if not cython.compiled or pq.__impl__ == "python":
         return 0, 0
-    # psycopg's module in C depends on libpq: so its functions are found there
-    library = ctypes.CDLL(sys.modules[pq.PGconn.__module__].__file__)
-    get_copy_data, free_memory = (ctypes.cast(each, ctypes.c_void_p).value for each in (library.PQgetCopyData, library.PQfreemem))
+    try:
+        # a Python that was built without libffi does not have it
+        import ctypes  # noqa: PLC0415
+
+        # psycopg's module in C depends on libpq: so its functions are found there, unless libpq is linked into it and hidden
+        library = ctypes.CDLL(sys.modules[pq.PGconn.__module__].__file__)
+        get_copy_data, free_memory = (ctypes.cast(each, ctypes.c_void_p).value for each in (library.PQgetCopyData, library.PQfreemem))
+        # psycopg is bound to a libpq that was preloaded or is a part of the program, and its connections have another layout
+        if hasattr(ctypes.CDLL(None), "PQgetCopyData"):
+            return 0, 0
+    except (ImportError, OSError, AttributeError):
+        return 0, 0
     return get_copy_data or 0, free_memory or 0
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import _json
 import os
 import select
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg import pq
 
+from subscriber.testing.binaries import reachable_binaries, server_user
 from subscriber.walreceiver import copy_data
 from subscriber.walreceiver.copy_data import drain
 from tests.support.database import Database
@@ -78,3 +82,25 @@ def test_no_copy(pgconn: pq.abc.PGconn) -> None:
     pgconn.finish()
     with pytest.raises(psycopg.OperationalError):
         read(pgconn)
+
+
+def test_libpq_whose_functions_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that the program did not start."""
+    monkeypatch.setitem(sys.modules, pq.PGconn.__module__, _json)
+    assert copy_data._addresses() == (0, 0)
+
+
+def test_preloaded_libpq(publisher_db: Database) -> None:
+    """psycopg uses it, and not its own. The bug was a segmentation fault: the functions were those of the other one."""
+    library = reachable_binaries(16, server_user()).parent / "lib" / "libpq.so.5"
+    code = f"""
+from psycopg import pq
+from subscriber.walreceiver.copy_data import drain
+assert pq.version() // 10000 == 16
+pgconn, messages = pq.PGconn.connect({publisher_db.dsn!r}.encode()), []
+pgconn.exec_(b"COPY (SELECT repeat('x', 100) FROM generate_series(1, 1000)) TO STDOUT")
+while not drain(pgconn, messages, 50_000, 1)[0]:
+    pass
+assert messages == [b"x" * 100 + b"\\n"] * 1000
+"""
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "LD_PRELOAD": str(library)}, check=True)
