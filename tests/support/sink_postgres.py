@@ -119,8 +119,9 @@ class SpooledOnce:
 class Feed:
     """A sink opened on a database, and a publisher's clock of LSNs."""
 
-    def __init__(self, database: Database, **options: Any) -> None:
+    def __init__(self, database: Database, *, workers: int = 1, **options: Any) -> None:
         self.database = database
+        self.settings = Settings(apply_workers=workers)
         self.target = database.dsn
         self.options = SubscriptionOptions(**{"synchronous_commit": "local", **options})
         self.durable: list[Lsn] = []
@@ -132,7 +133,7 @@ class Feed:
         self.opened: OpenedPostgresSink
 
     def new_sink(self, target: str | None = None) -> PostgresSink:
-        return PostgresSink(target or self.target, options=self.options, settings=Settings())
+        return PostgresSink(target or self.target, options=self.options, settings=self.settings)
 
     async def open(self) -> None:
         self.opened = await self.sink.open(NAME, self.durable.append)

@@ -24,6 +24,7 @@ from tests.support.managed import catch_up, create, launched
 from tests.support.observation import all_ready, until
 from tests.support.replica import replica
 from tests.support.roles import role
+from tests.support.sink_postgres import Remote, opened
 
 pytestmark = pytest.mark.usefixtures("many_groups")
 
@@ -89,6 +90,18 @@ async def test_a_part_of_a_batch_is_applied_in_groups(
         assert 100 < statistics.parallel_transactions < 400
         assert (statistics.transactions, statistics.confl_update_missing) == (500, 0)
     assert counts.committed
+
+
+async def test_empty_transactions_at_the_end_of_a_batch(target_db: Database, counts: Counts) -> None:
+    """A publisher before 15 sends them. The bug was that their time was divided by the number of their changes."""
+    target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    remote = Remote("t", "*id", types={"id": 23})
+    async with opened(target_db, workers=3) as feed:
+        inserts = [feed.transaction(remote.insert(number)) for number in range(20)]
+        batch = feed.batch(feed.transaction(remote.relation), *inserts, feed.transaction())
+        await feed.opened.apply(batch)
+        assert feed.position() == batch.end_lsn
+    assert target_db.value("SELECT count(*) FROM t") == 20
 
 
 async def test_errors_and_conflicts_are_real_and_counted_once(publisher18_db: Database, target_db: Database, counts: Counts) -> None:

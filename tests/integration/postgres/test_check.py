@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ def published(name: str, *columns: str, identity: str = "d", types: tuple[int, .
     )
 
 
-async def findings(database: Database, *tables: PublishedTable, target: str | None = None, **options: object) -> list[Finding]:
+async def findings(database: Database, *tables: PublishedTable, target: str | None = None, **options: Any) -> list[Finding]:
     feed = Feed(database, **options)
     found = await feed.new_sink(target).check(tables, two_phase=False)
     # nothing is changed by looking

@@ -177,9 +177,11 @@ class ParallelGroups:
         clock = asyncio.get_running_loop().time
         for in_groups, part in zip((True, False), _divided(batch, round(count * share)), strict=True):
             if part.transactions:
-                began = clock()
+                began, changes = clock(), _changes(part.transactions)
                 await (self._apply_groups(part) if in_groups else self._applier.apply(part))
-                self._pace.note(clock() - began, _changes(part.transactions), in_groups=in_groups)
+                # what is smaller, such as empty transactions at the end of the batch, says nothing about the speed
+                if changes >= LEAST:
+                    self._pace.note(clock() - began, changes, in_groups=in_groups)
 
     async def _apply_groups(self, batch: Batch) -> None:
         waiting = deque(await self._applier.pending(batch))
@@ -254,19 +256,21 @@ class ParallelGroups:
         for group in list(self._window)[1:]:
             if group.attempt is not None or group.keys is None:
                 continue
+            if not self._sessions.idle:
+                break
             late = group.keys.late([meeting for earlier, meeting in group.met if earlier in self._window])
             count = sum(group.keys.tables.values())
             if (count - len(late)) * _SHARE < count:
                 continue
             session = await self._sessions.take_idle()
             if session is None:
-                self._open_sessions()
-                return
+                break
             assert self._gate is not None
             mappings = group.known.mappings
             group.attempt = GroupAttempt(
                 self._sessions, session, self._applier, group.transactions, self._gate, mappings=mappings, late=late
             )
+        self._open_sessions()
 
     async def _take_turn(self, group: _Group) -> None:
         """Commit a group; everything before it is committed."""
