@@ -33,12 +33,15 @@ class Streams:
 FULL = Streams("1>/dev/full", writable=False, heard=True)
 CLOSED = Streams("0<&- 1>&- 2>&-", writable=False, heard=False)
 DEAF = Streams("2>/dev/full", writable=True, heard=False)
-EACH = pytest.mark.parametrize("streams", [FULL, CLOSED, DEAF], ids=["full", "closed", "stderr full"])
+EACH = pytest.mark.parametrize(
+    "streams",
+    [pytest.param(FULL, id="full"), pytest.param(CLOSED, id="closed"), pytest.param(DEAF, id="stderr full", marks=pytest.mark.endurance)],
+)
 _KINDS = {"both full": Streams("1>/dev/full 2>/dev/full", writable=False, heard=False), "closed": CLOSED, "full": FULL, "stderr full": DEAF}
 
 
 def with_servers(kind: str) -> pytest.MarkDecorator:
-    """This one on each change: verbs without servers have each of them."""
+    """This one on each change: verbs without servers have full and closed ones."""
     rest = [pytest.param(streams, id=name, marks=pytest.mark.endurance) for name, streams in _KINDS.items() if name != kind]
     return pytest.mark.parametrize("streams", [pytest.param(_KINDS[kind], id=kind), *rest])
 

@@ -100,6 +100,7 @@ async def test_missing_permissions_are_named(publisher18_db: Database, lake: str
     assert_same(lake, await applied(lake), db, [TableName("public", "t")])
 
 
+@pytest.mark.endurance
 async def test_of_two_appliers_one_ends_and_nothing_wrong_is_published(
     publisher18_db: Database, lake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
