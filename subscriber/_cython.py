@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-__all__ = ["Py_ssize_t", "cast", "cfunc", "compiled", "inline", "p_Py_ssize_t", "p_char", "p_uchar"]
+__all__ = ["Py_ssize_t", "cast", "cfunc", "compiled", "inline", "longlong", "p_Py_ssize_t", "p_char", "p_uchar", "ulonglong"]
 
 compiled: Final[bool] = bool(0)
 """Whether this is the compiled form."""
 Py_ssize_t = int
+longlong = int
+ulonglong = int
 p_char = bytes
 # pointers, also to write through
 p_uchar = Any

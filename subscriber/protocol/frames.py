@@ -14,6 +14,7 @@ from struct import Struct
 from struct import error as StructError
 from typing import Final, assert_never
 
+from subscriber import _cython as cython
 from subscriber.errors import ProtocolError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.malformed import ends_early, malformed, tag_name, trailing_bytes
@@ -132,16 +133,22 @@ def payloads(frames: list[bytes], start: int, tags: Collection[int]) -> list[byt
     """
     found: list[bytes] = []
     add = found.append
+    header: cython.Py_ssize_t = PAYLOAD
+    large: cython.Py_ssize_t = PAYLOAD + _LARGE
+    tag: cython.Py_ssize_t = _W
+    place: cython.Py_ssize_t
+    size: cython.Py_ssize_t
     data: bytes
-    payload: bytes
+    text: cython.p_char
     for place in range(start, len(frames)):
         data = frames[place]
-        payload = data[PAYLOAD:]
-        if not payload or payload[0] not in tags or data[0] != _W:
+        size = len(data)
+        if size <= header or data[0] != tag or data[header] not in tags:
             break
-        if len(payload) > _LARGE:
-            frames[place] = data[:PAYLOAD]
-        add(payload)
+        text = data
+        add(text[header:size])
+        if size > large:
+            frames[place] = data[:header]
     return found
 
 

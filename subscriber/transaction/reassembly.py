@@ -90,7 +90,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 from itertools import count
-from struct import Struct
 from typing import Final, assert_never
 
 from subscriber import _cython as cython
@@ -130,12 +129,9 @@ Output = Event | SpoolTruncate | SpoolDiscard
 """The results of :meth:`Reassembly.feed`: events for the sink and orders for the spool, to be carried out in order."""
 
 _W: Final = ord("w")
-# an XLogData with a BEGIN: final LSN, xid
-_BEGIN: Final = Struct(">x24xxQ8xI").unpack_from
 _BEGIN_SIZE: Final = 46
-# an XLogData with a COMMIT: start and end of its WAL, commit LSN, end LSN, time
-_COMMIT: Final = Struct(">xQQ8xxxQQq").unpack_from
 _COMMIT_SIZE: Final = 51
+"""The sizes of an XLogData with a BEGIN and with a COMMIT."""
 _B: Final = int(Tag.BEGIN)
 _C: Final = int(Tag.COMMIT)
 _new: Final = int.__new__
@@ -166,6 +162,23 @@ _LEGAL: Final[dict[type, frozenset[_Block]]] = {
 """The state table of the module's docstring, for control messages. For the other messages the block alone does not decide."""
 
 _OPENER: Final[dict[type, str]] = {Commit: "BEGIN", StreamStop: "STREAM START"}
+
+
+@cython.cfunc
+def _number(frame: bytes, start: cython.Py_ssize_t, length: cython.Py_ssize_t) -> cython.ulonglong:
+    """An unsigned number in a frame."""
+    if not cython.compiled:
+        return int.from_bytes(frame[start : start + length])
+    text: cython.p_uchar = frame
+    found: cython.ulonglong = 0
+    for place in range(start, start + length):
+        found = found << 8 | text[place]
+    return found
+
+
+@cython.cfunc
+def _signed(number: cython.ulonglong) -> cython.longlong:
+    return number if cython.compiled or number < 1 << 63 else number - (1 << 64)
 
 
 class Reassembly:
@@ -239,6 +252,14 @@ class Reassembly:
         place: cython.Py_ssize_t = start
         count: cython.Py_ssize_t = len(frames)
         size: cython.Py_ssize_t
+        last: cython.ulonglong
+        end_lsn: cython.ulonglong
+        begin_tag: cython.Py_ssize_t = _B
+        commit_tag: cython.Py_ssize_t = _C
+        frame_tag: cython.Py_ssize_t = _W
+        begin_size: cython.Py_ssize_t = _BEGIN_SIZE
+        commit_size: cython.Py_ssize_t = _COMMIT_SIZE
+        payload: cython.Py_ssize_t = PAYLOAD
         begin: bytes
         end: bytes
         row: bytes
@@ -250,38 +271,38 @@ class Reassembly:
             return found, place
         while place < count:
             begin = frames[place]
-            if len(begin) != _BEGIN_SIZE or begin[PAYLOAD] != _B or begin[0] != _W:
+            if len(begin) != begin_size or begin[payload] != begin_tag or begin[0] != frame_tag:
                 break
-            final_lsn, begin_xid = _BEGIN(begin)
             rows = payloads(frames, place + 1, ROW_TAGS)
             place += 1 + len(rows)
             end = frames[place] if place < count else b""
-            if len(end) == _COMMIT_SIZE and end[PAYLOAD] == _C and end[0] == _W:
-                start_lsn, wal_end, commit_lsn, end_lsn, commit_time = _COMMIT(end)
-                if commit_lsn == final_lsn:
-                    place += 1
-                    self._events += 1
-                    size = 0
-                    for row in rows:
-                        size += len(row)
-                    # these LSNs are in range, because they were read from 64 unsigned bits
-                    end_of_it = _new(Lsn, end_lsn)
-                    last = max(start_lsn, wal_end)
-                    transaction = Transaction(
-                        begin_xid,
-                        _new(Lsn, commit_lsn),
-                        end_of_it,
-                        commit_time,
-                        False,
-                        rows,
-                        None,
-                        0,
-                        size,
-                        0,
-                        next(self._spool_ids),
-                    )
-                    found.append((transaction, end_of_it if last == end_lsn else _new(Lsn, last)))
-                    continue
+            whole = len(end) == commit_size and end[payload] == commit_tag and end[0] == frame_tag
+            # the commit LSN is the same
+            if whole and _number(begin, 26, 8) == _number(end, 27, 8):
+                place += 1
+                self._events += 1
+                size = 0
+                for row in rows:
+                    size += len(row)
+                # these LSNs are in range, because they were read from 64 unsigned bits
+                end_lsn = _number(end, 35, 8)
+                end_of_it = _new(Lsn, end_lsn)
+                last = max(_number(end, 1, 8), _number(end, 9, 8))
+                transaction = Transaction(
+                    _number(begin, 42, 4),
+                    _new(Lsn, _number(begin, 26, 8)),
+                    end_of_it,
+                    _signed(_number(end, 43, 8)),
+                    False,
+                    rows,
+                    None,
+                    0,
+                    size,
+                    0,
+                    next(self._spool_ids),
+                )
+                found.append((transaction, end_of_it if last == end_lsn else _new(Lsn, last)))
+                continue
             self.feed(begin[PAYLOAD:])
             if rows:
                 self.feed_rows(rows)
