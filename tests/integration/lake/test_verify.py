@@ -201,14 +201,15 @@ async def test_verification_ends_if_the_applier_fails_again_and_again(
     async with running(publisher18_db, lake, "?batch_delay=0s") as found:
         publisher18_db.execute("INSERT INTO t VALUES (1)")
         await found.wait_for(publisher18_db.current_lsn(), WAIT_SECONDS)
-        (lake / "tables").write_text("in the way")
+        landed = next((lake / "landing").glob("*.parquet"))
+        moved = landed.rename(tmp_path / "moved")
         monkeypatch.setattr(compared_lake, "_FAILING_SECONDS", 0.5)
         with running_program("spark-apply", str(lake), "--engine=local") as program:
             with pytest.raises(
-                TargetError, match=r"has published no snapshot at [0-9A-F/]+, because its applier fails: cannot write .*/tables"
+                TargetError, match=r"has published no snapshot at [0-9A-F/]+, because its applier fails: landed file .* is missing"
             ):
                 await verified(publisher18_db, lake)
             assert program.process.poll() is None
             # an old failure is none
-            (lake / "tables").unlink()
+            moved.rename(landed)
             assert (await verified(publisher18_db, lake)).equal
