@@ -150,11 +150,17 @@ def benchmarks() -> str:
     return Report.load(Path(__file__).parent / "reference" / "benchmarks.json").markdown()
 
 
+def workers() -> str:
+    """The figures that `make bench SINK=postgres WORKLOAD=parallel DOCS=1` wrote."""
+    return Report.load(Path(__file__).parent / "reference" / "benchmarks-parallel.json").workers_markdown()
+
+
 PARTS: Final[dict[str, Callable[..., str]]] = {
     "shared_options": shared_options,
     "verb": verb,
     "errors": errors,
     "benchmarks": benchmarks,
+    "workers": workers,
     "applier_metrics": applier_metrics,
     "metrics": metrics,
     "parameters": parameters,

@@ -22,7 +22,12 @@ def _positional(given: Given, **defaults: str) -> list[str]:
 
 
 def _postgres(given: Given) -> list[str]:
-    figures = {"JSON": "docs/reference/benchmarks.json", "SVG": "docs/reference/benchmarks.svg"} if "DOCS" in given else {}
+    figures = {}
+    if "DOCS" in given:
+        parallel = given.get("WORKLOAD") == "parallel"
+        figures = {"JSON": f"docs/reference/benchmarks{'-parallel' if parallel else ''}.json"}
+        if not parallel:
+            figures["SVG"] = "docs/reference/benchmarks.svg"
     relay = ["--relay"] if "RELAY" in given else []
     return relay + _options(given, "VERSION", "ROWS", "WORKLOAD", "ROUNDS") + _options({**figures, **given}, "JSON", "SVG")
 

@@ -147,6 +147,18 @@ class Report:
             ]
         )
 
+    def workers_markdown(self) -> str:
+        """For the documentation of ``apply_workers``."""
+        walls = [NATIVE, OURS, "2 workers", "4 workers"]
+        rows = [["workload", NATIVE, "1", "2", "4", "publisher", "program", "target", "calculated"]]
+        for result in self.results:
+            found, calculated = result.medians(), result.calculated()
+            ours = found[OURS]
+            seconds = [*(found[name].wall for name in walls), ours.walsender, ours.subscriber, ours.target]
+            most = f"{calculated[1][0]:.1f}, {calculated[4][0]:.1f}" if calculated else ""
+            rows.append([result.title, *(f"{each:.1f}" for each in seconds), most])
+        return f"`{self.about['command']}`, {self.about['machine']}, {self.about['date']}:\n\n{_table(rows)}"
+
     def svg(self) -> str:
         """A bar for each reader of each workload, as a share of the longest in its group."""
         height = _TOP + _GROUP * len(self.results)

@@ -184,7 +184,7 @@ PARALLEL: Final = {
     ),
     "parallel-buffers": Stream(
         "random updates of a table larger than the memory",
-        25_000,
+        20_000,
         "CREATE TABLE t (id int PRIMARY KEY, a int, c char(300));"
         " INSERT INTO t SELECT g, 0, md5(g::text) FROM generate_series(1, {n} * 10) AS g;",
         _each(f"UPDATE t SET a = i WHERE id IN ({_ANY})"),
@@ -194,7 +194,7 @@ PARALLEL: Final = {
     ),
     "parallel-flush": Stream(
         "transactions of ten rows, commits wait 2 ms",
-        4_000,
+        12_000,
         NARROW,
         _each(f"INSERT INTO t SELECT {_VALUES} FROM generate_series(i * 10, i * 10 + 9) AS g"),
         changes=10,

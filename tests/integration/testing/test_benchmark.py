@@ -38,3 +38,14 @@ def test_unknown_workload_is_rejected(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["--workload", "inserts,typo"])
     assert "unknown workload: typo" in capsys.readouterr().err
+
+
+@pytest.mark.endurance
+@pytest.mark.timeout(300)
+def test_report_of_apply_workers(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    main(["--workload", "parallel-indexes,parallel-buffers", "--rows", "20000", "--rounds", "1", "--json", str(figures)])
+    loaded = Report.load(figures)
+    assert [set(result.calculated()) for result in loaded.results] == [{1, 2, 4, 8}, set()]
+    for result in loaded.results:
+        assert result.title in loaded.workers_markdown()
