@@ -157,7 +157,8 @@ class Report:
             seconds = [*(found[name].wall for name in walls), ours.walsender, ours.subscriber, ours.target]
             most = f"{calculated[1][0]:.1f}, {calculated[4][0]:.1f}" if calculated else ""
             rows.append([result.title, *(f"{each:.1f}" for each in seconds), most])
-        return f"`{self.about['command']}`, {self.about['machine']}, {self.about['date']}:\n\n{_table(rows)}"
+        about = ", ".join(str(self.about[name]) for name in ("machine", "date"))
+        return f"`{self.about['command']}`, {about}, load {self.about['load average before']}:\n\n{_table(rows)}"
 
     def svg(self) -> str:
         """A bar for each reader of each workload, as a share of the longest in its group."""

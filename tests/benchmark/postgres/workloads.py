@@ -174,7 +174,7 @@ PARALLEL: Final = {
         for clients in (8, 32, 64)
     },
     "parallel-indexes": Stream(
-        "random updates of a table with 8 indexes",
+        "random updates, 8 indexes",
         15_000,
         f"CREATE TABLE t (id int PRIMARY KEY, {_INDEXED}, c text); {_INDEXES}"
         f" INSERT INTO t SELECT g, {_RANDOM}, md5(g::text) FROM generate_series(1, {{n}} * 10) AS g;",
@@ -183,7 +183,7 @@ PARALLEL: Final = {
         calculated=True,
     ),
     "parallel-buffers": Stream(
-        "random updates of a table larger than the memory",
+        "random updates, table larger than the memory",
         20_000,
         "CREATE TABLE t (id int PRIMARY KEY, a int, c char(300));"
         " INSERT INTO t SELECT g, 0, md5(g::text) FROM generate_series(1, {n} * 10) AS g;",
@@ -193,7 +193,7 @@ PARALLEL: Final = {
         settings={"shared_buffers": "8MB", "debug_io_direct": "data"},
     ),
     "parallel-flush": Stream(
-        "transactions of ten rows, commits wait 2 ms",
+        "ten rows each, commits wait 2 ms",
         12_000,
         NARROW,
         _each(f"INSERT INTO t SELECT {_VALUES} FROM generate_series(i * 10, i * 10 + 9) AS g"),

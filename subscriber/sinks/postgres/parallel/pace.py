@@ -13,10 +13,11 @@ __all__ = ["Pace"]
 
 _TRIED: Final = 0.25
 """The share of a batch that is applied in the slower way, to measure it; of a small batch, all of it."""
-_APART: Final = 64
-"""How many batches are applied for each that is applied in the slower way. If that is twice as slow, all take a 64th longer."""
-_SOON: Final = 4.0
-"""The first try is repeated after so many batches: sessions that are new are slower."""
+_COST: Final = 1 / 64
+"""The share of the time that tries may take."""
+_LEAST: Final = 4
+_MOST: Final = 64
+"""Batches between two tries."""
 _WEIGHT: Final = 0.3
 """Of the latest batch, in the average."""
 _GAIN: Final = 0.95
@@ -28,7 +29,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: dict[bool, float] = {}
-        self._until_try = _SOON
+        self._since_try = 0
 
     def share_in_groups(self, least: float) -> float:
         """Which share of the next batch to apply in groups, from its beginning.
@@ -41,11 +42,13 @@ class Pace:
             return tried
         if False not in self._seconds:
             return 0.0
-        groups_first = self._seconds[True] < _GAIN * self._seconds[False]
-        self._until_try -= 1
-        if self._until_try > 0:
+        groups, alone = self._seconds[True], self._seconds[False]
+        groups_first = groups < _GAIN * alone
+        longer = max(groups, alone) / min(groups, alone) - 1
+        self._since_try += 1
+        if self._since_try < min(max(tried * longer / _COST, _LEAST), _MOST):
             return float(groups_first)
-        self._until_try = _APART * tried
+        self._since_try = 0
         return 1 - tried if groups_first else tried
 
     def note(self, seconds: float, changes: int, *, in_groups: bool) -> None:

@@ -22,8 +22,14 @@ def test_both_are_tried_in_the_first_batch() -> None:
     assert pace.share_in_groups(0.02) == 0.25
     pace.note(1, 250, in_groups=True)
     pace.note(6, 750, in_groups=False)
-    # soon again: the sessions were new
-    assert [pace.share_in_groups(0.02) for _ in range(5)] == [1.0, 1.0, 1.0, 0.75, 1.0]
+    # one session takes twice as long for a quarter of each sixteenth batch
+    assert [pace.share_in_groups(0.02) for _ in range(17)] == [*[1.0] * 15, 0.75, 1.0]
+
+
+def test_what_is_nearly_as_fast_is_tried_soon() -> None:
+    pace = Pace()
+    seconds(pace, 1, groups=1.1, alone=1)
+    assert [pace.share_in_groups(0.02) for _ in range(5)] == [0.0, 0.0, 0.0, 0.25, 0.0]
 
 
 def test_a_batch_of_one_large_transaction_is_not_divided() -> None:
