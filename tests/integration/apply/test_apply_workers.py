@@ -271,4 +271,5 @@ async def test_two_subscriptions_change_the_same_rows(publisher18_db: Database, 
         await asyncio.gather(one.caught_up(), two.caught_up())
         for query in (ROWS, "SELECT * FROM other ORDER BY id", "SELECT * FROM hits ORDER BY id"):
             assert target_db.fetch(query) == publisher18_db.fetch(query)
-    assert counts.committed
+    # on a slow machine, all may be rolled back because they hold up the other subscription
+    assert counts.committed or counts.failed
