@@ -147,8 +147,9 @@ class ChangeLog:
         waiting, now = waiting + sum(due.values()), time.monotonic()
         self._since = (self._since or now) if waiting else None
         late = now - (self._since or now) >= self._log_seconds
-        # the next copy would replace the one that the log lacks
-        if waiting <= enough and not late and not retried and due.keys().isdisjoint(state.removed):
+        # with Spark each append is a job, so copies wait while more tables are copied; not if the next copy replaces one that the log lacks
+        may_wait = any(not table.is_synchronized for table in state.tables.values()) and due.keys().isdisjoint(state.removed)
+        if waiting <= enough and not late and not retried and (may_wait or not due):
             return
         self._since = None
         errors = self._append(state.removed, tables, manifests, snapshot.landed)

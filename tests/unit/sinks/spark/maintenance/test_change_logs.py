@@ -305,7 +305,7 @@ async def test_applier_is_killed_between_the_commits_of_two_logs(tmp_path: Path,
     await sink.close()
 
 
-async def test_logs_of_copied_tables_wait_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_logs_of_copied_tables_wait_while_more_tables_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [TableName("public", f"t{number}") for number in range(5)]
     sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24, log_files=200)
     real, passed = time.monotonic, [0.0]
@@ -341,6 +341,18 @@ async def test_logs_of_copied_tables_wait_for_others(tmp_path: Path, monkeypatch
     rows = DeltaTable(str(tmp_path / "log/public/t0")).to_pyarrow_table()
     assert sorted(rows["_op"].to_pylist()) == ["c", "c", "t", "t"]
     assert not list((tmp_path / "copy").iterdir())
+
+
+async def test_log_of_the_last_copied_table_does_not_wait(tmp_path: Path) -> None:
+    """The bug was that a reader of the changes found nothing for a minute after the copy."""
+    sink, work = await begun(make(tmp_path), tables=()), sweeping(tmp_path, 24, log_files=200)
+    await sink.add_tables([TABLE], TableEntry(TableState.INIT))
+    await copy(sink, TABLE, b"1\ta\n", 200)
+    await sink.advance(Lsn(200))
+    all_rounds(work)
+    work.tidy()
+    await sink.close()
+    assert _ids(tmp_path, "t") == [1]
 
 
 async def test_change_log_follows_after_a_minute_even_if_little_was_landed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
