@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import random
 import re
@@ -157,9 +158,10 @@ def test_both_forms_read_the_same_columns() -> None:
                 some = records_alike(records, range(place, len(records)), tag=int(tag), offset=1, parts=parts, size=99)
                 if not some:
                     continue
-                for columns in ((0,), (2, 1), (3, 0)):
-                    expected = python.column_values(some, 1, parts, columns)
-                    assert c.column_values(some, 1, parts, columns) == expected
+                for columns, first in itertools.product(((0,), (2, 1), (3, 0)), (False, True)):
+                    expected = python.column_values(some, 1, parts, columns, first=first)
+                    assert c.column_values(some, 1, parts, columns, first=first) == expected
+                    assert len(expected) == len(some)
                 wanted = [(0, 25, True), (1, 0, False), (2, 17, True), (3, 25, True)]
                 assert c.column_arrays(some, 1, parts, wanted) == python.column_arrays(some, 1, parts, wanted)
                 read += len(some)

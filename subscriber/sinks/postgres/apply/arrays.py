@@ -61,20 +61,23 @@ def _quoted(value: bytes) -> bytes:
 Part = tuple[bytes, bytes]
 
 
-def column_values(records: Sequence[bytes], offset: int, parts: Sequence[Part], columns: Sequence[int]) -> list[Any]:
-    """The values of some columns of the last tuple of each message.
+def column_values(
+    records: Sequence[bytes], offset: int, parts: Sequence[Part], columns: Sequence[int], *, first: bool = False
+) -> list[Any]:
+    """The values of some columns of the last tuple of each message, or of its first one.
 
     Args:
         records: messages.
         offset: the offset after tag and xid.
         parts: see :func:`~subscriber.protocol.tuples.read_rows`.
         columns: indexes of columns.
+        first: take the first tuple, which is the old row of an UPDATE.
 
     Returns:
         For one column its values, for several a tuple for each message.
     """
     if not cython.compiled:
-        return list(map(itemgetter(*columns), _last_tuples(records, offset, parts)))
+        return list(map(itemgetter(*columns), _tuples(records, offset, parts, first=first)))
     found: list[Any] = []
     one: cython.Py_ssize_t = len(columns) == 1
     text: cython.p_uchar
@@ -83,14 +86,15 @@ def column_values(records: Sequence[bytes], offset: int, parts: Sequence[Part], 
     length: cython.Py_ssize_t
     column: cython.Py_ssize_t
     begin: cython.Py_ssize_t
-    first: cython.Py_ssize_t = offset + len(parts[0][0])
+    start: cython.Py_ssize_t = offset + len(parts[0][0])
+    last: cython.Py_ssize_t = len(parts) > 1 and not first
     # an old tuple
-    skipped: cython.Py_ssize_t = len(parts[0][1]) if len(parts) > 1 else 0
-    second: cython.Py_ssize_t = len(parts[1][0]) if len(parts) > 1 else 0
+    skipped: cython.Py_ssize_t = len(parts[0][1]) if last else 0
+    second: cython.Py_ssize_t = len(parts[1][0]) if last else 0
     record: bytes
     for record in records:
         text = record
-        begin = _skip(text, first, skipped) + second
+        begin = _skip(text, start, skipped) + second
         position, at = begin, 0
         values: list[bytes | None] = []
         for column in columns:
@@ -118,7 +122,7 @@ def column_arrays(records: list[bytes], offset: int, parts: Sequence[Part], colu
         The arrays; None: there is a value that is not converted.
     """
     if not cython.compiled:
-        values = list(zip(*_last_tuples(records, offset, parts), strict=True))
+        values = list(zip(*_tuples(records, offset, parts, first=False), strict=True))
         return [_joined(values[index], element_type) if is_binary else None for index, element_type, is_binary in columns]
     found: list[bytes | None] = []
     count: cython.Py_ssize_t = len(records)
@@ -146,10 +150,12 @@ def column_arrays(records: list[bytes], offset: int, parts: Sequence[Part], colu
     return found
 
 
-def _last_tuples(records: Sequence[bytes], offset: int, parts: Sequence[Part]) -> list[tuple[bytes | None, ...]]:
+def _tuples(records: Sequence[bytes], offset: int, parts: Sequence[Part], *, first: bool) -> list[tuple[bytes | None, ...]]:
     rows = read_rows(records, range(len(records)), tag=records[0][0], offset=offset, parts=parts, size=_NO_LIMIT) if records else []
-    skipped = sum(len(kinds) for _, kinds in parts[:-1])
-    return [row[skipped:] for row in rows] if skipped else rows
+    if len(parts) == 1:
+        return rows
+    count = len(parts[0][1])
+    return [row[:count] for row in rows] if first else [row[count:] for row in rows]
 
 
 def _joined(values: Sequence[bytes | None], element_type: int) -> bytes:

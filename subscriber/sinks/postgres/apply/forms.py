@@ -95,7 +95,7 @@ class Form(runs.Form):
         rows = records_alike(records, places, tag=self.tag, offset=offset, parts=self.parts, size=self.most)
         if self.same and len(self.parts) > 1:
             # a whole old row: the key must not change
-            old, new = (column_values(rows, offset, parts, self.same) for parts in (self.parts[:1], self.parts))
+            old, new = (column_values(rows, offset, self.parts, self.same, first=first) for first in (True, False))
             if old != new:
                 del rows[next(place for place, key in enumerate(old) if key != new[place]) :]
         return self, rows
