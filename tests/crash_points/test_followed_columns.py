@@ -96,7 +96,7 @@ def test_ends_at_each_step(publisher18_db: Database, other: OtherTarget, tmp_pat
         for statement in f"{CHANGES};{STREAM}".format(n=number).split(";"):
             publisher18_db.execute(statement)
         for occurrence in range(1, 30):
-            arguments = (run.arguments("--until-caught-up")[3:], point, occurrence, tmp_path / "log")
+            arguments = (run.arguments("--until-caught-up"), point, occurrence, tmp_path / "log")
             process = context.Process(target=end_at, args=arguments)
             process.start()
             process.join(60)
