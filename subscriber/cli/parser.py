@@ -80,7 +80,11 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**{"formatter_class": _Help, **known})
 
     def error(self, message: str) -> NoReturn:
-        """Print usage and message. The message is escaped, because arguments may contain characters that control a terminal."""
+        """Print usage and message, without passwords. It is escaped: arguments may contain characters that control a terminal."""
+        from subscriber.redaction import redacted  # noqa: PLC0415 -- most calls have no error
+
+        where, colon, what = message.partition(": ")
+        message = f"{where}{colon}{redacted(what)}"
         self.print_usage(sys.stderr)
         self._print_message(f"{self.prog}: error: {printable(message)}\n", sys.stderr)
         raise WrongUsage(message)

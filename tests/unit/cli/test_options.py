@@ -8,6 +8,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from subscriber.cli.options import complete_target
+from subscriber.cli.parser import make_parser
 from subscriber.cli.verbs import alter, check, create, drop, run
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError
@@ -57,3 +58,12 @@ def test_port_and_user_as_psql_takes_them() -> None:
         target("-d", "sqlite:///x.db", "-U", "b")
     with pytest.raises(ConfigurationError, match="-p and -U need --target"):
         complete_target(argparse.Namespace(target=None, target_user="b"))
+
+
+@pytest.mark.parametrize("arguments", [["user=u password=hunter2"], ["schema", "postgresql://u:hunter2@host/db"]])
+def test_wrong_arguments_are_printed_without_passwords(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(arguments)
+    message = capsys.readouterr().err
+    assert "********" in message
+    assert "hunter2" not in message
