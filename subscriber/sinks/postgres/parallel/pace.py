@@ -20,7 +20,7 @@ _MOST: Final = 64
 """Batches between two tries."""
 _WEIGHT: Final = 0.3
 """Of the latest batch, in the average."""
-_GAIN: Final = 0.95
+_GAIN: Final = 0.8
 """Groups are used if they take less than this share of the time: they take processor time that others may need."""
 
 
