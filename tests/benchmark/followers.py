@@ -99,7 +99,7 @@ def _properties(path: Path, found: Mapping[str, object]) -> str:
 
 
 def _debezium(publisher: Database, target: Database, directory: Path) -> list[str]:
-    if not JARS.exists():
+    if not (JARS / "Pipe.class").exists():
         subprocess.run(["mvn", "-q", "-f", JAVA / "pom.xml", "dependency:copy-dependencies", f"-DoutputDirectory={JARS}"], check=True)
         subprocess.run(["javac", "-cp", f"{JARS}/*", "-d", JARS, JAVA / "Pipe.java"], check=True)
     ends = [conninfo_to_dict(database.conninfo()) for database in (publisher, target)]
