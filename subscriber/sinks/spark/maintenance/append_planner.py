@@ -125,7 +125,7 @@ class AppendPlanner:
         sources: list[_Source] = []
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         if copy is None and not after and (landed or table.until is None) and self._had_log(name, table):
-            raise LostLog(log.uri, copy_directory(table))
+            raise LostLog(log.uri)
         copied = Copied(copy.lsn, copy.started) if copy is not None else None
         if copy is not None:
             sources += [_Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]

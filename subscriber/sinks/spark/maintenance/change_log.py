@@ -5,19 +5,17 @@ Its rows are those of the landing files (see ``table_schema.py``). Rows of a cop
 complete. ``log_files.py`` writes its files, in threads or on executors; this module decides which, and commits.
 
 A log that cannot be continued gets nothing more, for example because another writer changed its rows, or because a file is missing. The
-landed files of its table, and the manifests that name them, are kept until it can; the other logs continue.
+landed files of its table, and the manifests that name them, are kept until it can, which is tried every minute; the other logs continue.
 
 The last manifest always remains, because the chain of manifests continues from it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from subscriber import crash_points
@@ -48,26 +46,14 @@ from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta, commit_note
 from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due, require_copy, require_files, require_no_own_error
-from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, LostLog, TableStopped
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, DamagedCopy, TableStopped
 
-__all__ = ["ChangeLog", "StoppedLog"]
+__all__ = ["ChangeLog"]
 
 _logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 _Work = TypeVar("_Work", RewrittenFiles, LogPart)
-
-
-@dataclass(frozen=True, slots=True)
-class StoppedLog:
-    """A log that cannot be continued, and the version that it had when this was found. -1: it could not be read, or is gone."""
-
-    error: TableStopped
-    version: int = -1
-
-    def is_of_another_copy(self, table: LakeTable | None) -> bool:
-        """Whether a table may continue its log, because it was copied again."""
-        return table is not None and isinstance(self.error, DamagedCopy) and self.error.directory != copy_directory(table)
 
 
 class ChangeLog:
@@ -93,7 +79,7 @@ class ChangeLog:
         self._complete = INVALID_LSN  # the logs have all changes up to here
         self._since: float | None = None  # files wait
         self.opened: dict[str, LakeDelta] = {}
-        self.stopped: dict[TableName, StoppedLog] = {}
+        self.stopped: dict[TableName, TableStopped] = {}
         self.written = 0
 
     def _follow(self, lake: Lake) -> None:
@@ -142,7 +128,7 @@ class ChangeLog:
         copies = [(name, table) for name, table, files in found if files]
         for name in self.stopped.keys() - state.tables.keys() - state.removed.keys():
             del self.stopped[name]
-        retried = any(stop.is_of_another_copy(tables.get(name)) or self._has_changed(name, stop) for name, stop in self.stopped.items())
+        retried = any(map(is_due, self.stopped.values()))
         due = {name: len(files) for name, _, files in found if files and name not in self.stopped}
         waiting, now = waiting + sum(due.values()), time.monotonic()
         self._since = (self._since or now) if waiting else None
@@ -168,36 +154,13 @@ class ChangeLog:
             self.stopped.pop(name, None)
             return
         known, table = self.stopped.get(name), table or self._lake.state.removed[name]
-        if known is not None and known.error is error:
+        if known is error:
             return  # it was not tried again
         # open it again: it may have been read before it was damaged
         del self.opened[self._planner.log(name, table).directory]
-        self.stopped[name] = StoppedLog(error, self._readable_version(name))
-        if known is None or known.error.one_line() != error.one_line():
+        self.stopped[name] = again_later(error)
+        if known is None or known.one_line() != error.one_line():
             _logger.error('the change log of table "%s" gets nothing more: %s', name, error.one_line())
-
-    def _known(self, name: TableName) -> LakeTable:
-        return self._lake.state.tables.get(name) or self._lake.state.removed[name]
-
-    def _readable_version(self, name: TableName) -> int:
-        log = self._planner.log(name, self._known(name))
-        with contextlib.suppress(TableStopped):
-            self._load(log)
-        return log.version
-
-    def _load(self, log: LakeDelta) -> bool:
-        with checking_files(self._storage, log):
-            return log.load()
-
-    def _has_changed(self, name: TableName, stop: StoppedLog) -> bool:
-        """Whether the reason of a stop may have gone."""
-        log = self._planner.log(name, self._known(name))
-        try:
-            if is_due(stop.error):
-                return True
-            return log.version != stop.version if self._load(log) else not isinstance(stop.error, LostLog)
-        except TableStopped:
-            return False
 
     def _remove_landed(self, manifests: Sequence[Manifest], needed: Lsn, kept_tables: frozenset[int]) -> None:
         """Remove landed files that are in the tables and in the logs. A file of an applier that was killed amid this goes, too.
@@ -262,10 +225,10 @@ class ChangeLog:
     def _append_to_logs(self, wanted: Sequence[tuple[TableName, LakeTable, Sequence[Manifest], Lsn]]) -> dict[TableName, TableStopped]:
         """Append to several logs. The files of all of them are written together, because with Spark each call of the workers is a job."""
         errors: dict[TableName, TableStopped] = {}
-        for name, table, *_ in wanted:
+        for name, *_ in wanted:
             stop = self.stopped.get(name)
-            if stop is not None and not stop.is_of_another_copy(table) and not self._has_changed(name, stop):
-                errors[name] = stop.error
+            if stop is not None and not is_due(stop):
+                errors[name] = stop
         wanted = [one for one in wanted if one[0] not in errors]
 
         def isolated(name: TableName, step: Callable[..., _Result], *arguments: Any) -> _Result | None:

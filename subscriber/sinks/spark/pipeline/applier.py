@@ -41,7 +41,7 @@ from subscriber.sinks.spark.files.file_lock import FileLock
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, check_files, read_manifests
-from subscriber.sinks.spark.maintenance.change_log import ChangeLog, StoppedLog
+from subscriber.sinks.spark.maintenance.change_log import ChangeLog
 from subscriber.sinks.spark.maintenance.retention import isolated, remove_unneeded_files
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
@@ -58,6 +58,7 @@ from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, 
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.delta import COMMITS_AT_ONCE, LakeDelta
+from subscriber.sinks.spark.tables.file_check import again_later
 from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped, with_names
 
 __all__ = ["Applier", "ApplierSettings"]
@@ -122,7 +123,7 @@ class Applier:
         self._publisher.forget()
         self._storage.remove_directory(ROUND_DIRECTORY)
         self.progress.begin(lake.target_identifier, self._status.begin())
-        self._log.stopped.update((name, StoppedLog(TableStopped(error))) for name, error in self._status.stopped_logs.items())
+        self._log.stopped.update((name, again_later(TableStopped(error), 0.0)) for name, error in self._status.stopped_logs.items())
         self.progress.stopped_logs = self._status.stopped_logs
         self._status.tell()
 
@@ -292,7 +293,7 @@ class Applier:
         with arrow_errors(self._storage.what("log")):
             enough = 0 if now else self._settings.log_files
             self._log.compact(lake, snapshot, enough, lambda name, table: self._tables.is_applied(lake, name, table))
-        self.progress.stopped_logs = {name: with_names(stop.error.one_line(), lake, name) for name, stop in self._log.stopped.items()}
+        self.progress.stopped_logs = {name: with_names(stop.one_line(), lake, name) for name, stop in self._log.stopped.items()}
         self._status.tell()
         if time.monotonic() >= self._next_sweep:
             self._sweep(lake, snapshot)

@@ -67,15 +67,6 @@ class _Step:
     until: Lsn
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """Why a history cannot be continued; and the versions of its log and of itself when this was found."""
-
-    error: TableStopped
-    log_version: int
-    version: int
-
-
 @dataclass(slots=True)
 class _Work:
     """One commit of a history table.
@@ -112,7 +103,7 @@ class HistoryTables:
         self._target_rows = target_rows
         self._files: dict[tuple[str, str | None], dict[str, BaseFile]] = {}
         self._retain_hours = retain_hours
-        self._stopped: dict[str, _Stop] = {}
+        self._stopped: dict[str, TableStopped] = {}
         self.opened: dict[str, LakeDelta] = {}
         self.files: dict[TableName, list[int]] = {}
 
@@ -152,21 +143,22 @@ class HistoryTables:
     def _continued(self, lake: Lake, names: tuple[TableName, TableName], log: LakeDelta, reached: Lsn) -> SnapshotTable:
         directory = table_directory("history", names[0], lake.state.tables[names[0]].id)
         delta = self.opened.setdefault(directory, LakeDelta(self._storage, directory, self._retain_hours))
+        if (stop := self._stopped.get(directory)) is not None and not is_due(stop):
+            raise stop  # without reading files in each round
         try:
             with checking_files(self._storage, log, delta), arrow_errors(self._storage.what(directory)):
                 return self._followed(lake, names, (log, delta), reached)
         except CommitConflict:
             raise
         except TargetError as found:
-            error = found if isinstance(found, TableStopped) else again_later(TableStopped(str(found), hint=found.hint))
-            self._stopped[directory] = _Stop(error, log.version, delta.version)
+            stop = found if isinstance(found, TableStopped) else TableStopped(str(found), hint=found.hint)
+            self._stopped[directory] = again_later(stop)
             raise
 
     def _followed(self, lake: Lake, names: tuple[TableName, TableName], deltas: tuple[LakeDelta, LakeDelta], reached: Lsn) -> SnapshotTable:
         (name, as_name), (log, delta) = names, deltas
         app = f"{lake.applications}{lake.state.tables[name].id}-history"
         delta.load()
-        self._require_changed(log, delta)
         if delta.is_there:
             self._require_usable(lake, delta)
             delta.make_durable()
@@ -176,15 +168,6 @@ class HistoryTables:
             self._merge_small(delta, work.schema, app, work.until)
         delta.make_durable()
         return SnapshotTable(delta.directory, delta.version, after)
-
-    def _require_changed(self, log: LakeDelta, delta: LakeDelta) -> None:
-        """Raise the error that stopped a history again, without reading files, unless its reason may have gone."""
-        stop = self._stopped.get(delta.directory)
-        if stop is None or is_due(stop.error):
-            return
-        # the log gets new changes all the time, but they do not repair a file
-        if delta.version == stop.version and (stop.error.again is not None or log.version == stop.log_version):
-            raise stop.error
 
     def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:
         if not set(HISTORY_COLUMNS.names) <= set(delta.schema.names):

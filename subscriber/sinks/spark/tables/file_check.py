@@ -52,10 +52,8 @@ def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> 
     """
     if copy is None:
         return
-    if isinstance(error, DataLossError):
-        raise again_later(DamagedCopy(error, copy)) from error
-    if isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/"):
-        raise again_later(DamagedCopy(error, copy)) from error
+    if isinstance(error, DataLossError) or (isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/")):
+        raise again_later(DamagedCopy(error)) from error
 
 
 def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
@@ -105,9 +103,9 @@ def _damaged(storage: Storage, delta: DeltaReader, path: str, problem: str) -> D
     return again_later(DamagedTable(delta.uri, delta.directory, f"file {storage.what(path)} {problem}"))
 
 
-def again_later(stop: _Stop) -> _Stop:
+def again_later(stop: _Stop, seconds: float = _AGAIN_SECONDS) -> _Stop:
     """Let a table be tried again after some time: nothing tells when the reason of an error about files has gone."""
-    stop.again = time.monotonic() + _AGAIN_SECONDS
+    stop.again = time.monotonic() + seconds
     return stop
 
 

@@ -82,18 +82,16 @@ class DamagedTable(TableStopped):
 class DamagedCopy(TableStopped):
     """Files of a table's copy are damaged or missing."""
 
-    def __init__(self, error: SubscriberError, directory: str) -> None:
+    def __init__(self, error: SubscriberError) -> None:
         super().__init__(f"the copy of the table is damaged: {error}", hint=COPY_AGAIN)
-        self.directory = directory
 
 
 class LostLog(DamagedCopy):
     """A change log is gone that had the copy of its table: the copy was removed since."""
 
-    def __init__(self, uri: str, directory: str) -> None:
+    def __init__(self, uri: str) -> None:
         text = f"change log {uri} is gone, and its changes cannot be found elsewhere"
         TableStopped.__init__(self, text, hint=COPY_AGAIN)  # a backup would lack what was appended since
-        self.directory = directory
 
 
 def with_names(text: str, lake: Lake, table: TableName) -> str:

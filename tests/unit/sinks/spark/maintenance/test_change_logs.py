@@ -57,7 +57,9 @@ async def test_small_files_of_a_change_log_are_merged_once(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("whole", [False, True])
-async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(tmp_path: Path, whole: bool) -> None:
+async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
     sink = await begun(make(tmp_path), tables=(TABLE, OTHER_TABLE))
     work = sweeping(tmp_path, 24)
     uri = str(tmp_path / "log/public/t")
@@ -107,6 +109,8 @@ async def test_change_log_changed_by_another_writer_gets_nothing_and_the_others_
         assert {name for name in landed() if "-2-" in name} == {f"{400:020d}-2-1.parquet"}
         assert left - {f"{200:020d}-1-0.parquet"} <= landed()
     shutil.rmtree(uri)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy()
     assert lsns() == [200, 300, 400], "what was landed is kept for it"
     assert not await stops()
@@ -205,6 +209,8 @@ async def test_log_that_is_damaged_while_files_are_written_stops_alone(tmp_path:
     assert "log/public/t is damaged" in work.progress.stopped_logs[TABLE]
     assert _ids(tmp_path, "other") == [200, 300]
     shutil.rmtree(tmp_path / "log/public/t")
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy(now=True)
     await sink.close()
     assert not work.progress.stopped_logs
@@ -261,10 +267,10 @@ async def test_log_that_lacks_a_file_stops_alone(
     assert [file.name for file in (tmp_path / "landing").glob("*-2-*.parquet")] == [f"{600:020d}-2-1.parquet"]
     if remedy == "restored":
         (tmp_path / lost.name).rename(lost)
-        now = time.monotonic
-        monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     else:
         shutil.rmtree(tmp_path / "log/public/t")
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy(now=True)
     await land(700, wider if read_by == "new type" else RELATION)
     await sink.close()

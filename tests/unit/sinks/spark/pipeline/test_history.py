@@ -283,7 +283,7 @@ async def test_empty_table_that_is_copied_has_an_empty_history(tmp_path: Path) -
     assert [(item["_lsn"], item["id"]) for item in history_rows(tmp_path, snapshot, TABLE)] == [(300, 1)]
 
 
-async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path) -> None:
+async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bug was that the log began again without a word, and that a history was built from the rest: it had no rows."""
     other, of_other = TableName("public", "other"), replace(RELATION, relation_id=6, name="other")
     sink = await begun(kept(tmp_path), tables=(other,))
@@ -314,6 +314,8 @@ async def test_a_log_that_is_gone_is_an_error_until_the_table_is_copied_again(tm
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 2
     await copied(tmp_path, 500, b"1\tnew\n2\told\n")
     await landed(tmp_path, transaction(600, RELATION, Update(5, None, None, row("2", "new", None))))
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     snapshot = all_rounds(work)
     work.tidy(now=True)
     assert not snapshot.stopped
@@ -431,7 +433,7 @@ async def test_a_history_follows_new_types_columns_and_identities(tmp_path: Path
     assert DeltaTable(str(tmp_path / "history/public/t")).to_pyarrow_dataset().schema.field("id").type == "int64"
 
 
-async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tmp_path: Path) -> None:
+async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     await landed(tmp_path, transaction(200, RELATION, Insert(5, row("1", "a", None))))
     work, name = applier(tmp_path), history_name(TABLE, ())
     assert set(all_rounds(work).tables) == {TABLE, name}
@@ -445,6 +447,8 @@ async def test_another_writer_stops_the_history_alone_until_it_is_built_again(tm
     )
     shutil.rmtree(tmp_path / "history")
     await landed(tmp_path, transaction(400, RELATION, Delete(5, row("1", None, None), None)))
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     snapshot = all_rounds(work)
     assert not snapshot.stopped
     assert snapshot.lsn == 400

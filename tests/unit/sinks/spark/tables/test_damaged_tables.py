@@ -181,7 +181,9 @@ async def test_table_with_a_rotten_page_is_read_again_after_a_minute(tmp_path: P
 
 @pytest.mark.parametrize("begun_by", ["round", "log"])
 @pytest.mark.parametrize("damage", [rot, lambda copy: remove(copy.glob("*.parquet"))])
-async def test_damaged_copy_stops_its_table_alone(tmp_path: Path, begun_by: str, damage: Callable[[Path], object]) -> None:
+async def test_damaged_copy_stops_its_table_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_by: str, damage: Callable[[Path], object]
+) -> None:
     sink = await begun(make(tmp_path), tables=(OTHER_NAME,))
     await land(sink, 200, OTHER, Insert(6, row("1", "a")))
     work = applier(tmp_path)
@@ -209,6 +211,8 @@ async def test_damaged_copy_stops_its_table_alone(tmp_path: Path, begun_by: str,
     await sink.close()
     assert not all_rounds(work).stopped
     assert rows(tmp_path) == [(1, "c"), (8, "eight")]
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy(now=True)
     assert not work.progress.stopped_logs
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].drop_null().to_pylist()) == [1, 8]
@@ -359,7 +363,7 @@ async def test_store_that_cannot_be_read_stops_no_table(tmp_path: Path, monkeypa
     assert type(told.value) is TargetError
 
 
-async def test_damaged_change_log_gets_nothing_until_its_directory_is_removed(tmp_path: Path) -> None:
+async def test_damaged_change_log_gets_nothing_until_its_directory_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = await damaged(tmp_path, "none")
     await sink.close()
     log = tmp_path / "log/public/t"
@@ -372,6 +376,8 @@ async def test_damaged_change_log_gets_nothing_until_its_directory_is_removed(tm
         assert "remove its directory" in work.progress.stopped_logs[TABLE]
     assert len(DeltaTable(str(tmp_path / "log/public/other")).to_pyarrow_table()) == 3
     shutil.rmtree(log)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy()
     assert not work.progress.stopped_logs
     assert DeltaTable(str(log)).to_pyarrow_table()["_lsn"].to_pylist() == [300, 400]
@@ -408,7 +414,7 @@ async def test_change_log_of_a_damaged_table_lacks_nothing(tmp_path: Path, notic
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
 
 
-async def test_change_log_continues_at_once_when_it_is_restored(tmp_path: Path) -> None:
+async def test_change_log_continues_a_minute_after_it_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = await damaged(tmp_path, "none")
     work = applier(tmp_path)
     all_rounds(work)
@@ -422,6 +428,8 @@ async def test_change_log_continues_at_once_when_it_is_restored(tmp_path: Path) 
     work.tidy(now=True)
     assert TABLE in work.progress.stopped_logs
     last.write_bytes(whole)
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy()
     assert not work.progress.stopped_logs
     assert max(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["_lsn"].to_pylist()) == 500
