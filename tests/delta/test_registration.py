@@ -137,6 +137,7 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
         # another lake of another applier has this name, too
         delta.sql(f"CREATE TABLE followed.public_r_latest USING DELTA LOCATION '{tmp_path}/tables/public/l'")
         other = registration(delta, tmp_path, schema)
+        other._there = {"public_r_latest"}
         with pytest.raises(TargetError, match=r"public_r_latest exists and is another table"):
             other._require_table("public_r_latest", f"{tmp_path}/tables/public/r")
         # another applier finds what is registered

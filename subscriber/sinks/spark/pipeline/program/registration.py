@@ -101,6 +101,7 @@ class CatalogRegistration:
         self._failed = failed
         self._failing = False
         self._views: dict[str, str] = {}  # the queries of registered views, by name
+        self._there: set[str] = set()  # the tables and views of the schema, in small letters
         self._columns: dict[TableName, list[str]] = {}  # of tables with a shared view
         self._registered: Mapping[TableName, SnapshotTable] | None = None
         self._wake = threading.Event()
@@ -202,13 +203,13 @@ class CatalogRegistration:
     def _register(self, snapshot: Snapshot, names: Mapping[TableName, str]) -> None:
         sql = self._spark.sql
         uris = {name: hadoop_uri(DeltaReader(self._storage, table.path).uri) for name, table in snapshot.tables.items()}
-        earlier = set[str]()
         if not self._views:
             sql(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-            earlier = self._earlier()
+            self._views = self._earlier()
+        self._there = {row["tableName"].lower() for row in sql(f"SHOW TABLES IN {self._schema}").collect()}
         sources = {name: f"delta.{quoted_name(uris[name])} VERSION AS OF {table.version}" for name, table in snapshot.tables.items()}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            new = [name for name in names if names[name] not in self._views]
+            new = [name for name, view in names.items() if view not in self._views or f"{view}_latest".lower() not in self._there]
             list(pool.map(lambda name: self._require_table(f"{names[name]}_latest", uris[name]), new))
             if is_shared := 0 < len(names) <= _SHARED_TABLES:
                 views = self._share(snapshot, names, sources)
@@ -219,7 +220,7 @@ class CatalogRegistration:
             list(pool.map(lambda view: self._replace(view, views[view]), [view for view in views if self._views.get(view) != views[view]]))
         # catalogs have names in small letters
         present = {name.lower() for name in names.values()}
-        for gone in {name for name in self._views.keys() | earlier if name.lower() not in present}:
+        for gone in {name for name in self._views if name.lower() not in present}:
             # the view last: if this is broken off, the next attempt finds it
             sql(f"DROP TABLE IF EXISTS {self._of(f'{gone}_latest')}")
             sql(f"DROP VIEW IF EXISTS {self._of(gone)}")
@@ -244,29 +245,31 @@ class CatalogRegistration:
         self._replace(VIEW, " UNION ALL ".join(selects))
         return views
 
-    def _earlier(self) -> set[str]:
-        """The views of tables that are in the catalog, from an earlier applier."""
+    def _earlier(self) -> dict[str, str]:
+        """The views of tables that are in the catalog, from an earlier applier, with their queries."""
         names = {row["viewName"] for row in self._spark.sql(f"SHOW VIEWS IN {self._schema}").collect()} - {VIEW}
         # other views that select from it are a user's
         ours = {name: f" FROM {self._of(VIEW)} WHERE name = {quoted_text(name)}".lower() for name in names}
         place = quoted_name(hadoop_uri(DeltaReader(self._storage, "tables").uri))[:-1]
         own = f"SELECT * FROM delta.{place}/".lower()  # noqa: S608 -- only compared
-        texts = {name: self._text_of(name).lower() for name in names}
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            texts = dict(zip(names, pool.map(lambda name: self._described(name, "View Text"), names), strict=True))
         return {
-            name
+            name: text
             for name, text in texts.items()
-            if text.endswith(ours[name]) or (text.startswith(own) and text.endswith(f" as {quoted_name(name)}".lower()))
+            if text.lower().endswith(ours[name])
+            or (text.lower().startswith(own) and text.lower().endswith(f" as {quoted_name(name)}".lower()))
         }
 
-    def _text_of(self, view: str) -> str:
-        described = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(view)}")
-        return next((str(row["data_type"]) for row in described.collect() if row["col_name"] == "View Text"), "")
+    def _described(self, name: str, what: str) -> str:
+        rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(name)}").collect()
+        return next((str(row["data_type"]) for row in rows if row["col_name"] == what), "")
 
     def _require_table(self, name: str, uri: str) -> None:
         """Create an external table, if it does not exist."""
-        self._spark.sql(f"CREATE TABLE IF NOT EXISTS {self._of(name)} USING DELTA LOCATION {quoted_text(uri)}")
-        (found,) = self._spark.sql(f"DESCRIBE DETAIL {self._of(name)}").select("location").collect()
-        if unquote(_SCHEME.sub("", found["location"])) != _SCHEME.sub("", uri):
+        if name.lower() not in self._there:
+            self._spark.sql(f"CREATE TABLE {self._of(name)} USING DELTA LOCATION {quoted_text(uri)}")
+        elif unquote(_SCHEME.sub("", self._described(name, "Location"))) != _SCHEME.sub("", uri):
             raise TargetError(f"{self._schema_name}.{name} exists and is another table", hint="drop it, or register in another schema")
 
     def _changed(self, name: TableName, table: SnapshotTable) -> bool:
@@ -274,7 +277,7 @@ class CatalogRegistration:
 
     def _replace(self, name: str, query: str) -> None:
         """Replace a view by one change of the catalog. CREATE OR REPLACE VIEW would drop it first."""
-        if name in self._views or self._spark.catalog.tableExists(self._of(name)):
+        if name.lower() in self._there:
             self._spark.sql(f"ALTER VIEW {self._of(name)} AS {query}")
         else:
             self._spark.sql(f"CREATE VIEW {self._of(name)} AS {query}")
