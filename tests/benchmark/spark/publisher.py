@@ -1,9 +1,10 @@
-"""What of a lake needs a publisher: how fast changes are landed, and how fast a table is copied, compared with Spark's own JDBC reader."""
+"""What of a lake needs a publisher: how fast changes are landed, and how fast a table is copied, compared with a script."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import subprocess
 import threading
 import time
@@ -11,7 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from subscriber import Settings, Subscription, SubscriptionOptions, Until
+import psycopg
+import pyarrow as pa
+from deltalake import write_deltalake
+from pyarrow import csv
+
+from subscriber import Subscription, SubscriptionOptions, Until
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
@@ -24,12 +30,11 @@ from subscriber.sinks.spark.pipeline.pace import Pace
 from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from subscriber.testing.binaries import find_binaries
 from subscriber.testing.server import EmbeddedServer
-from tests.benchmark.spark.changes import TABLE
+from tests.benchmark.spark.changes import SCHEMA, TABLE
 from tests.support.database import Database, ServerAddress
 
-__all__ = ["PARTITIONS", "copy_by_jdbc", "copy_by_us", "copy_small_tables", "landed", "publisher"]
+__all__ = ["copy_by_script", "copy_by_us", "copy_small_tables", "landed", "publisher"]
 
-PARTITIONS: Final = 4
 _VERSION: Final = 18
 _WAIT: Final = 600.0
 _COLUMNS: Final = "id bigint PRIMARY KEY, name text, amount numeric(18, 2), at timestamptz, doc jsonb, flag boolean"
@@ -63,11 +68,9 @@ def publisher(rows: int, small: int = 0) -> Iterator[Database]:
         server.remove()
 
 
-def _subscription(
-    database: Database, name: str, target: str, settings: Settings | None = None, *, copy_data: bool, publication: str = "pub"
-) -> Subscription:
+def _subscription(database: Database, name: str, target: str, *, copy_data: bool, publication: str = "pub") -> Subscription:
     options = SubscriptionOptions(copy_data=copy_data)
-    return Subscription(name, connection=database.dsn, publications=[publication], target=target, options=options, settings=settings)
+    return Subscription(name, connection=database.dsn, publications=[publication], target=target, options=options)
 
 
 class Landed:
@@ -110,11 +113,9 @@ def landed(database: Database, directory: Path, first: int) -> Landed:
 
 
 def copy_by_us(spark: Any, database: Database, directory: Path, number: int) -> float:
-    """Seconds from a subscription's start until its table can be read in a published snapshot."""
+    """Seconds from a subscription's start until its table can be read in a published snapshot. Without Spark, engine ``local`` applies."""
     target, name = f"spark://{directory / f'copied-{number}'}", f"bench_copy_{number}"
-    size = int(database.value("SELECT pg_table_size('t')"))
-    settings = Settings(copy_range_size=size // PARTITIONS + 8192)
-    subscription = _subscription(database, name, target, settings, copy_data=True)
+    subscription = _subscription(database, name, target, copy_data=True)
     seconds = asyncio.run(_published(spark, Location.parse(target), subscription, {TABLE}))
     database.execute(f"SELECT pg_drop_replication_slot('{name}')")
     return seconds
@@ -161,22 +162,26 @@ def copy_small_tables(spark: Any, database: Database, directory: Path, number: i
     return seconds
 
 
-def copy_by_jdbc(spark: Any, database: Database, directory: Path, number: int, rows: int) -> float:
-    """Seconds of what a user writes: four ranges of the key, into a Delta table."""
-    parts = dict(part.split("=", 1) for part in database.conninfo().split())
-    url = f"jdbc:postgresql://{parts.get('host', '127.0.0.1')}:{parts.get('port', '5432')}/{database.name}"
+def copy_by_script(database: Database, directory: Path, number: int) -> float:
+    """Seconds of what a user writes: COPY TO, read by pyarrow, written by delta-rs."""
     began = time.monotonic()
-    options = {
-        "url": url,
-        "dbtable": "t",
-        "user": parts["user"],
-        "password": parts.get("password", ""),
-        "driver": "org.postgresql.Driver",
-        "partitionColumn": "id",
-        "lowerBound": "1",
-        "upperBound": str(rows),
-        "numPartitions": str(PARTITIONS),
-        "fetchsize": "10000",
-    }
-    spark.read.format("jdbc").options(**options).load().write.format("delta").save(str(directory / f"jdbc-{number}"))
+    reading, writing = os.pipe()
+
+    def send() -> None:
+        with (
+            os.fdopen(writing, "wb") as file,
+            psycopg.connect(database.dsn) as connection,
+            connection.cursor().copy("COPY t TO STDOUT (FORMAT csv)") as copy,
+        ):
+            for piece in copy:
+                file.write(piece)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    with os.fdopen(reading, "rb") as file:
+        types = {field.name: field.type for field in SCHEMA.arrow}
+        options = csv.ConvertOptions(column_types=types, true_values=["t"], false_values=["f"])
+        rows = csv.open_csv(file, csv.ReadOptions(column_names=[*types], block_size=8 * 1024**2), convert_options=options)
+        write_deltalake(directory / f"script-{number}", pa.RecordBatchReader.from_batches(rows.schema, rows))
+    sending.join()
     return time.monotonic() - began
