@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from subscriber.apply.receiving.receiver import Receiver
 from subscriber.apply.receiving.spool import SpoolDirectory
@@ -18,13 +18,14 @@ from subscriber.interfaces import Position, ReplicationStream
 from subscriber.protocol.capabilities import Capabilities, capabilities, negotiate
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.recording.file import RecordedSession, Recorder
-from subscriber.recording.relay_stream import RelayStream
-from subscriber.recording.streams import RecordedStream
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_sources
+
+if TYPE_CHECKING:
+    from subscriber.recording.file import Recorder
+    from subscriber.recording.relay_stream import RelayStream
 
 __all__ = ["CAUTIOUSLY", "SLOT_SECONDS", "FollowedSlot", "StreamSession", "undecodable"]
 
@@ -150,6 +151,9 @@ class StreamSession:
             stream: ReplicationStream = await connection.start_replication(slot.name, position.lsn, options)
             starting.push_async_callback(stream.close)
             if slot.recorder is not None:
+                from subscriber.recording.file import RecordedSession  # noqa: PLC0415 -- few streams are recorded
+                from subscriber.recording.streams import RecordedStream  # noqa: PLC0415 -- as above
+
                 slot.recorder.session(
                     RecordedSession(
                         server_version=connection.capabilities.server_version,

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog.model import PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, VERIFICATION, known_values
 from subscriber.catalog.store import Row, Rows, SharedTable
@@ -15,7 +15,9 @@ from subscriber.config import COPY_DATA_WORDS, CopyData
 from subscriber.errors import RelationError, SubscriptionChanged
 from subscriber.interfaces import Position, SubscriptionState, SyncMode, TableEntry, TableName, TableState, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
-from subscriber.transaction.column_history import KnownColumns
+
+if TYPE_CHECKING:
+    from subscriber.transaction.column_history import KnownColumns
 
 __all__ = ["CatalogStateStore", "SubscriptionRows", "TableRow", "entry_of", "pending_refresh_of", "tell_dropped"]
 
@@ -251,6 +253,8 @@ class SubscriptionRows:
         Raises:
             TargetError: this program does not know what is stored.
         """
+        from subscriber.transaction.column_history import KnownColumns  # noqa: PLC0415 -- most runs do not need it
+
         where = {"srsubid": self.oid, "srnspname": name.namespace, "srrelname": name.name}
         for row in await self.rows.select(PG_SUBSCRIPTION_REL, where):
             if row["srcolumns"] is not None:

@@ -17,7 +17,7 @@ from typing import Final
 from subscriber.cli.http.site import Site, worked
 from subscriber.printable import printable
 
-__all__ = ["ENDPOINT", "exported"]
+__all__ = ["ENDPOINT", "exported", "is_wanted"]
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,18 @@ ENDPOINT: Final = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _OF_METRICS: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT")
 _OF_TRACES: Final = (ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _PACKAGES: Final = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http", "prometheus_client")
+
+
+def is_wanted() -> bool:
+    """Whether the environment names an endpoint."""
+    return any(_wanted())
+
+
+def _wanted() -> tuple[bool, bool]:
+    """Whether the environment names an endpoint for metrics, and one for traces."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False, False
+    return any(map(os.environ.get, _OF_METRICS)), any(map(os.environ.get, _OF_TRACES))
 
 
 @contextlib.contextmanager
@@ -35,8 +47,8 @@ def exported(site: Site, *, served: bool) -> Iterator[None]:
         site: has the metrics.
         served: whether a server runs :meth:`~subscriber.cli.http.site.Site.work`.
     """
-    metrics, traces = (any(map(os.environ.get, names)) for names in (_OF_METRICS, _OF_TRACES))
-    if not (metrics or traces) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    metrics, traces = _wanted()
+    if not (metrics or traces):
         yield
         return
     missing = [package for package in _PACKAGES if not _is_installed(package)]

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from subscriber.cli.http.overview import error_of
+from subscriber.cli.http.serving import TOKEN_VARIABLE
 from subscriber.config import Settings
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import TableName
@@ -27,9 +28,8 @@ from subscriber.subscription.management.alter import alter_subscription
 if TYPE_CHECKING:
     from aiohttp import web
 
-__all__ = ["TOKEN_VARIABLE", "Actions", "read_token"]
+__all__ = ["Actions", "read_token"]
 
-TOKEN_VARIABLE: Final = "SUBSCRIBER_HTTP_TOKEN"  # noqa: S105 (a name)
 _SHORTEST: Final = 16
 _REMEMBERED: Final = 20
 _WRONG_SECONDS: Final = 1.0

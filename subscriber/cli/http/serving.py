@@ -7,29 +7,34 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
 
-from subscriber.cli.telemetry import exported
+from subscriber.cli.telemetry import exported, is_wanted
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from subscriber.cli.http.site import Site
 
-__all__ = ["served"]
+__all__ = ["TOKEN_VARIABLE", "served"]
 
+TOKEN_VARIABLE: Final = "SUBSCRIBER_HTTP_TOKEN"  # noqa: S105 (a name)
 _PACKAGES = ("aiohttp", "prometheus_client")
 
 
 @contextlib.contextmanager
-def served(address: str | None, site: Site) -> Iterator[None]:
+def served(address: str | None, make_site: Callable[[], Site]) -> Iterator[None]:
     """Serve a site at ``HOST:PORT`` inside the block. None: do not serve. In both cases OpenTelemetry gets its metrics, if it is asked to.
+
+    Args:
+        address: where.
+        make_site: makes the site, if it is needed: to import what it consists of takes time.
 
     Raises:
         ConfigurationError: the address is invalid or in use, or a package is not installed.
     """
     if address is None:
-        with exported(site, served=False):
+        with exported(make_site(), served=False) if is_wanted() else contextlib.nullcontext():
             yield
         return
     host, port = _parse(address)
@@ -38,6 +43,7 @@ def served(address: str | None, site: Site) -> Iterator[None]:
             raise ConfigurationError(f"--http needs {package}, which is not installed", hint="pip install 'pg-subscriber[http]'")
     from subscriber.cli.http.server import ServerThread  # noqa: PLC0415 -- it needs these packages
 
+    site = make_site()
     server = ServerThread(host, port, site)
     try:
         server.start()

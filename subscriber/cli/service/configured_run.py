@@ -90,7 +90,7 @@ async def run_configured(args: argparse.Namespace, configuration: Configuration,
     token = None if address is None else read_token(args.http_token_file)
     actions = Actions(settings_of(settings), token, lambda: service.launched, service.paused, service)
     with (
-        served(address, SubscriptionSite(lambda: service.subscriptions, actions)),
+        served(address, lambda: SubscriptionSite(lambda: service.subscriptions, actions)),
         clean_end(service.stop) as ending,
         on_hangup(reloader),
     ):
@@ -136,7 +136,7 @@ async def _run_once(
         results = await asyncio.gather(*(each.run(until) for each in subscriptions.values()), return_exceptions=True)
         failed.extend(result for result in results if result is not None)
 
-    with served(args.http or configuration.http, SubscriptionSite(lambda: subscriptions)), clean_end(stop) as ending:
+    with served(args.http or configuration.http, lambda: SubscriptionSite(lambda: subscriptions)), clean_end(stop) as ending:
         await narrator.during(work())
     for error in failed:
         if not isinstance(error, SubscriberError):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from subscriber.apply.progress import CopyProgress
-from subscriber.cli.http.actions import TOKEN_VARIABLE, Actions, read_token
-from subscriber.cli.http.serving import served
-from subscriber.cli.http.subscription_site import SubscriptionSite
+from subscriber.cli.http.serving import TOKEN_VARIABLE, served
 from subscriber.cli.narrator import Narrator, caught_up, stopped
 from subscriber.cli.notices import confirm
 from subscriber.cli.options import add_definition_arguments, add_name_option, lsn, parameters_of
@@ -22,6 +22,10 @@ from subscriber.config.reading import parse_assignments
 from subscriber.subscription.run_status import Until
 from subscriber.subscription.subscription import Subscription
 from subscriber.subscription.targets import is_plugin
+
+if TYPE_CHECKING:
+    from subscriber.cli.http.subscription_site import SubscriptionSite
+    from subscriber.subscription.launcher import Launcher
 
 __all__ = ["add_arguments"]
 
@@ -91,10 +95,7 @@ async def _launch(args: argparse.Namespace, progress: CopyProgress) -> int:
 
     launcher = Launcher(args.target, args.names, settings=Settings.parse(args.settings), progress=progress)
     narrator = Narrator(lambda: launcher.subscriptions, partial(confirm, args), named=True, copies=not isinstance(progress, Bars))
-    token = None if args.http is None else read_token(args.http_token_file)
-    actions = Actions(Settings.parse(args.settings), token, lambda: [args.target], launcher.paused)
-    site = SubscriptionSite(lambda: launcher.subscriptions, actions)
-    with served(args.http, site), clean_end(launcher.stop) as ending:
+    with served(args.http, partial(_site_with_actions, args, launcher)), clean_end(launcher.stop) as ending:
         await narrator.during(launcher.run())
     confirm(args, "stopped")
     return ending.status
@@ -123,10 +124,25 @@ async def _follow(args: argparse.Namespace, progress: CopyProgress) -> int:
         copies=not isinstance(progress, Bars),
     )
     began = time.monotonic()
-    with served(args.http, SubscriptionSite(lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
+    with served(args.http, partial(_site, lambda: {args.name: subscription})), clean_end(subscription.stop) as ending:
         await narrator.during(subscription.run(until))
     confirm(args, stopped(subscription.status) if ending.received else caught_up(subscription.status, time.monotonic() - began))
     return ending.status
+
+
+def _site_with_actions(args: argparse.Namespace, launcher: Launcher) -> SubscriptionSite:
+    from subscriber.cli.http.actions import Actions, read_token  # noqa: PLC0415 -- as above
+    from subscriber.cli.http.subscription_site import SubscriptionSite  # noqa: PLC0415 -- as above
+
+    token = None if args.http is None else read_token(args.http_token_file)
+    actions = Actions(Settings.parse(args.settings), token, lambda: [args.target], launcher.paused)
+    return SubscriptionSite(lambda: launcher.subscriptions, actions)
+
+
+def _site(subscriptions: Callable[[], Mapping[str, Subscription]]) -> SubscriptionSite:
+    from subscriber.cli.http.subscription_site import SubscriptionSite  # noqa: PLC0415 -- as above
+
+    return SubscriptionSite(subscriptions)
 
 
 async def _feed_plugin(args: argparse.Namespace) -> int:

@@ -79,7 +79,7 @@ async def _execute(args: argparse.Namespace) -> int:
         once=args.once,
     )
     reloader = Reloader(args, lambda configuration: None, lambda key: _EFFECTS.get(key.partition(".")[0], "restart this program to use it"))
-    with served(given.get("http"), site), clean_end(stop.set) as ending, on_hangup(reloader):
+    with served(given.get("http"), lambda: site), clean_end(stop.set) as ending, on_hangup(reloader):
         async with notifying(lambda: (True, "applying landed batches")):
             await asyncio.to_thread(apply)
     confirm(args, "stopped" if stop.is_set() else "applied everything that was landed")

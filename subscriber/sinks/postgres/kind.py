@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.catalog import Catalog, Definition, Observation
-from subscriber.catalog.snapshot_requests import Requests, StoredRequests
 from subscriber.catalog.store import Store
-from subscriber.catalog.verifications import StoredVerifications, Verifications
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Query, Sink, TableName
@@ -17,6 +15,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.required_packages import requiring
 
 if TYPE_CHECKING:
+    from subscriber.catalog.snapshot_requests import Requests
+    from subscriber.catalog.verifications import Verifications
     from subscriber.interfaces.sequences import PublishedSequence, SequenceResult
 
 __all__ = ["PostgresKind"]
@@ -34,6 +34,8 @@ class PostgresKind:
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
         _require_native(settings)
         with requiring(*_NEEDS):
+            import asyncpg  # noqa: F401, PLC0415 -- each run needs it, but not at once
+
             from subscriber.sinks.postgres.sink import PostgresSink  # noqa: PLC0415 -- its drivers come with an extra
         return PostgresSink(target, options=options, settings=settings, defined=defined)
 
@@ -70,6 +72,9 @@ class _ComparedDatabase:
     has_snapshots = True
 
     def __init__(self, target: str, jobs: int, stack: contextlib.AsyncExitStack, store: Store, definition: Definition) -> None:
+        from subscriber.catalog.snapshot_requests import StoredRequests  # noqa: PLC0415 -- only comparisons need it
+        from subscriber.catalog.verifications import StoredVerifications  # noqa: PLC0415 -- as above
+
         self.definition = definition
         self.requests: Requests = StoredRequests(store, definition.oid, definition.name)
         self.verifications: Verifications = StoredVerifications(store, definition.oid)

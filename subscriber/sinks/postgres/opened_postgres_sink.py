@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.config import SubscriptionOptions
@@ -35,10 +35,6 @@ from subscriber.sinks.postgres.apply.prepared_transactions import PreparedTransa
 from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.catalog.store import PostgresReporter, PostgresStore
 from subscriber.sinks.postgres.catalog.target_identity import REBIND_TABLES, follow_tables
-from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
-from subscriber.sinks.postgres.copy.repair import repair_rows
-from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
-from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.parallel.transaction import PostgresParallelTransaction
 from subscriber.sinks.postgres.session.activity import Watcher
@@ -54,6 +50,11 @@ from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.table_reader import read_tables
 from subscriber.transaction.column_history import KnownColumns
 from subscriber.transaction.model import PreparedTransaction, Transaction
+
+if TYPE_CHECKING:
+    from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
+    from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup
+    from subscriber.sinks.postgres.parallel.groups import ParallelGroups
 
 __all__ = ["OpenedPostgresSink", "PostgresTarget"]
 
@@ -141,6 +142,8 @@ class OpenedPostgresSink(CatalogSink):
         )
         self._groups: ParallelGroups | None = None
         if workers > 1:
+            from subscriber.sinks.postgres.parallel.groups import ParallelGroups  # noqa: PLC0415 -- most runs do not need it
+
             self._groups = ParallelGroups(parallel, self._applier, reader, workers=workers, pid=session.pid)
         self._two_phase = PreparedTransactions(session, self._rows, self._applier)
         self._reporter = PostgresReporter(PostgresStore(reader), state.oid, target.tally)
@@ -336,12 +339,16 @@ class OpenedPostgresSink(CatalogSink):
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
         """See :meth:`subscriber.interfaces.RepairingSink.repair`."""
+        from subscriber.sinks.postgres.copy.repair import repair_rows  # noqa: PLC0415 -- as above
+
         self._require_ready()
         oid, as_owner = self.state.oid, self._target.as_owner
         await repair_rows(self.session, self.reader, table, oid=oid, key=key, keys=keys, rows=rows, as_owner=as_owner)
 
     def open_table(self, table: TableName) -> PostgresTableSink:
         """The table's synchronization. See :meth:`subscriber.interfaces.OpenedSink.open_table`."""
+        from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink  # noqa: PLC0415 -- as above
+
         return PostgresTableSink(
             self._target.copying,
             table,
@@ -357,6 +364,8 @@ class OpenedPostgresSink(CatalogSink):
 
     def open_group(self) -> PostgresTableGroup:
         """A group of tables that are synchronized together. See :meth:`subscriber.interfaces.GroupingSink.open_group`."""
+        from subscriber.sinks.postgres.copy.table_group import PostgresTableGroup  # noqa: PLC0415 -- as above
+
         return PostgresTableGroup(
             self._target.copying,
             oid=self.state.oid,

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tables.parking import RESYNC_HINT, Parking
@@ -21,7 +21,6 @@ from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
-from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState, Stopped
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.snapshot_service import SnapshotService
@@ -36,6 +35,9 @@ from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.transaction.feedback import FlushTracker
 from subscriber.waits import unwatched
+
+if TYPE_CHECKING:
+    from subscriber.subscription.run.relay import Relay
 
 __all__ = ["Run"]
 
@@ -178,6 +180,8 @@ class Run:
     def _make_relay(self, prepared: Prepared) -> Relay | None:
         if self._relay.log is None:
             return None
+        from subscriber.subscription.run.relay import Relay  # noqa: PLC0415 -- as above
+
         enabled = prepared.state.two_phase is TwoPhaseState.ENABLED
         self._state.relay = Relay(self._spec, self._state, self._relay.log, two_phase=enabled, spool_key=prepared.spool_key)
         return self._state.relay

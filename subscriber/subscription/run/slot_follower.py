@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.parallel import ParallelApply
@@ -29,7 +29,6 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.stream_session import CAUTIOUSLY, SLOT_SECONDS, FollowedSlot, StreamSession, undecodable
-from subscriber.subscription.run.relay import Relay
 from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.status_reports import StatusReports
 from subscriber.subscription.run.tables.added_columns import add_columns, adds_columns, new_column_values, schema_gap
@@ -40,6 +39,9 @@ from subscriber.subscription.target_session import TargetSession
 from subscriber.waits import LastingWait, moved
 from subscriber.walreceiver.publisher_errors import is_undecodable
 from subscriber.walreceiver.transaction_outcome import is_dropped, was_rolled_back
+
+if TYPE_CHECKING:
+    from subscriber.subscription.run.relay import Relay
 
 __all__ = ["SlotFollower"]
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import TYPE_CHECKING
 
 from subscriber.config import Settings
 from subscriber.errors import DataLossError
 from subscriber.interfaces import Position
 from subscriber.protocol.lsn import Lsn
-from subscriber.recording.file import RecordedSession
-from subscriber.recording.relay_directory import discard_relay_log
-from subscriber.recording.relay_log import RelayLog
 from subscriber.threads import run_in_thread
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
+
+if TYPE_CHECKING:
+    from subscriber.recording.relay_log import RelayLog
 
 __all__ = ["RelayPosition"]
 
@@ -52,6 +53,9 @@ class RelayPosition:
         """
         if self._settings is None or self._settings.relay_log is None or self.log is not None:
             return
+        from subscriber.recording.relay_directory import discard_relay_log  # noqa: PLC0415 -- most runs have no relay log
+        from subscriber.recording.relay_log import RelayLog  # noqa: PLC0415 -- as above
+
         if fresh:
             await run_in_thread(partial(discard_relay_log, self._settings.relay_log, key))
         log = RelayLog(self._settings.relay_log, self._settings.relay_log_size, key)
@@ -75,6 +79,8 @@ class RelayPosition:
             SpoolError: it cannot be written.
         """
         if self.log is not None:
+            from subscriber.recording.file import RecordedSession  # noqa: PLC0415 -- as above
+
             session = RecordedSession(
                 server_version=connection.capabilities.server_version,
                 system_identifier=position.system_identifier,

@@ -35,7 +35,6 @@ from subscriber.protocol.capabilities import Capabilities
 from subscriber.protocol.commands import alter_replication_slot
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run_status import Until
-from subscriber.subscription.setup.checks import find_problems, tell
 from subscriber.subscription.setup.first_position import FirstPosition
 from subscriber.subscription.setup.relay_position import RelayPosition
 from subscriber.subscription.setup.same_database import refuse_same_database
@@ -314,6 +313,8 @@ class Setup:
         _log.warning("%s", publications_missing(missing))
 
     async def _check_everything(self, connection: WalReceiverConnection, *, own_slot: bool) -> None:
+        from subscriber.subscription.setup.checks import find_problems, tell  # noqa: PLC0415 -- only the first start needs it
+
         publisher, target = await find_problems(connection, self._spec, known=own_slot)
         logged = tell([*publisher, *target], copy_data=self._spec.options.copy_data, misfits=self._misfit_level)
         self._logged = logged if self._misfit_level == self._left_out_level else set()

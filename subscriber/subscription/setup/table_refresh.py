@@ -24,7 +24,6 @@ from subscriber.interfaces import (
     TableState,
     TwoPhaseState,
 )
-from subscriber.subscription.setup.checks import tell
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 
@@ -125,6 +124,8 @@ class TableRefresh:
         return await self._sink.tables() if new or removed else entries
 
     async def _require(self, sink: Sink, tables: Sequence[PublishedTable]) -> None:
+        from subscriber.subscription.setup.checks import tell  # noqa: PLC0415 -- a start does not need it
+
         findings = await sink.check(tables, two_phase=False)
         for finding in findings:
             if finding.refuses:

@@ -156,9 +156,9 @@ async def test_history_has_no_retained_wal_of_a_lost_slot() -> None:
 
 
 def test_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(actions.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(serving.TOKEN_VARIABLE, raising=False)
     assert actions.read_token(None) is None
-    monkeypatch.setenv(actions.TOKEN_VARIABLE, "0123456789abcdef")
+    monkeypatch.setenv(serving.TOKEN_VARIABLE, "0123456789abcdef")
     assert actions.read_token(None) == "0123456789abcdef"
     file = tmp_path / "token"
     with pytest.raises(ConfigurationError, match=r"cannot read the token in .*No such file"):

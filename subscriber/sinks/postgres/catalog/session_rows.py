@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog.model import Column, Kind, Table
 from subscriber.catalog.subscription_rows import SubscriptionRows
@@ -12,7 +12,9 @@ from subscriber.interfaces import TableEntry, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.catalog.target_identity import REBIND_TABLES
-from subscriber.sinks.postgres.session.apply_session import ApplySession
+
+if TYPE_CHECKING:
+    from subscriber.sinks.postgres.session.apply_session import ApplySession
 
 __all__ = ["COPY_PART", "SessionRows"]
 
