@@ -60,9 +60,9 @@ _PG_LSN: Final = 3220
 _TIMESTAMPTZ: Final = 1184
 _MICROSECONDS: Final = Struct(">q")
 
-BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
-_COMMIT: Final = control("COMMIT", ends=True)
-WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()")
+BEGIN: Final = control("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", reused=True)
+_COMMIT: Final = control("COMMIT", ends=True, reused=True)
+WAL: Final = control("SELECT pg_catalog.pg_current_wal_insert_lsn()", reused=True)
 
 # Division by zero if our row is missing or has another position: COMMIT is already sent and must not be executed then.
 _MOVED: Final = (

@@ -64,9 +64,9 @@ _DIFFERS: Final = (
 _FOUND: Final = "found.t = x.tableoid AND found.c = x.ctid"
 
 
-def control(sql: str, parameter_types: tuple[int, ...] = (), *, ends: bool = False) -> Statement:
+def control(sql: str, parameter_types: tuple[int, ...] = (), *, ends: bool = False, reused: bool = False) -> Statement:
     """A statement that changes no replicated row: BEGIN, COMMIT, the position."""
-    return Statement(sql.encode(), parameter_types, ends=ends)
+    return Statement(sql.encode(), parameter_types, ends=ends, reused=reused)
 
 
 SWITCH_ROLE: Final = b"SET LOCAL ROLE "

@@ -51,7 +51,7 @@ _FENCED: Final = (
     "AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()) "
     "AND classid = {high} AND objid = {low} AND objsubid = 1"
 )
-FENCED: Final[Statement] = control(_FENCED.format(high="$1", low="$2"), (_OID, _OID))
+FENCED: Final[Statement] = control(_FENCED.format(high="$1", low="$2"), (_OID, _OID), reused=True)
 """Division by zero if the apply session is gone: COMMIT is already sent and must not be executed then."""
 
 # pg_blocking_pids gives the direct blockers of one session; the blockers of these are needed too
