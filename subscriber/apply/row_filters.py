@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from subscriber.config import SubscriptionOptions
-from subscriber.errors import ConfigurationError
 from subscriber.interfaces import PublishedTable, ReplicationStream, TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.mapped_frames import MappedFrames
@@ -23,17 +22,13 @@ def filter_expressions(options: SubscriptionOptions) -> Mapping[tuple[str, str],
     """Parse the row filters. Return them by schema and name of the table.
 
     Raises:
-        ConfigurationError: one of them is refused (RowFilterError), or sqlglot is not installed.
+        RowFilterError: one of them is refused.
     """
     filters = options.row_filters
     if not filters:
         return {}
-    try:
-        from subscriber.rowfilter import RowFilterError, parse_filter  # noqa: PLC0415 -- an extra
-    except ImportError as error:
-        raise ConfigurationError(
-            f"row filters need {error.name}, which is not installed", hint="pip install 'pg-subscriber[rowfilter]'"
-        ) from error
+    from subscriber.rowfilter import RowFilterError, parse_filter  # noqa: PLC0415 -- few need it
+
     parsed = {}
     for (schema, name), text in filters.items():
         try:
@@ -64,11 +59,11 @@ def filtered(
         names: the publisher's names by those of the target, of the tables that are published now.
 
     Raises:
-        ConfigurationError: as :func:`filter_expressions`.
+        RowFilterError: as :func:`filter_expressions`.
     """
     changes: list[RelationFrames[Any]] = []
     if expressions := filter_expressions(options):
-        from subscriber.rowfilter.stream import FrameFilter  # noqa: PLC0415 -- an extra
+        from subscriber.rowfilter.stream import FrameFilter  # noqa: PLC0415 -- few need it
 
         changes.append(FrameFilter(expressions))
     if options.mapping:

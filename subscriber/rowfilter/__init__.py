@@ -1,4 +1,4 @@
-"""Row filters: publications' WHERE clauses, evaluated outside the server. Pure; needs sqlglot (``pip install 'pg-subscriber[rowfilter]'``).
+"""Row filters: publications' WHERE clauses, evaluated outside the server. Pure.
 
 ``parse_filter`` reads an expression and refuses what PostgreSQL refuses, in its words. ``FilterExpression.bind`` gives it the columns of
 a table. ``combine`` joins the filters of several publications, and ``RelationFilters.transform`` applies them to a change. ``stream.py``

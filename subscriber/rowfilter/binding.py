@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from sqlglot import exp
-
 from subscriber.rowfilter import operators
 from subscriber.rowfilter.filter_errors import NOT_SIMPLE, SYSTEM_COLUMN, USER_COLLATION, RowFilterError, not_allowed, unsupported
 from subscriber.rowfilter.operators import no_operator
 from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, in_range, read_literal, type_of
-from subscriber.rowfilter.syntax import ParsedExpression, arguments, connected
+from subscriber.rowfilter.syntax import Node
 from subscriber.rowfilter.typed import (
     UNKNOWN,
     Evaluate,
@@ -44,19 +42,6 @@ from subscriber.types.containers import ArrayReader
 __all__ = ["Evaluation", "bind", "bind_expression"]
 
 _SYSTEM_COLUMNS: Final = frozenset({"tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"})
-_SIGNS: Final[dict[type[exp.Expr], str]] = {
-    exp.EQ: "=",
-    exp.NEQ: "<>",
-    exp.LT: "<",
-    exp.LTE: "<=",
-    exp.GT: ">",
-    exp.GTE: ">=",
-    exp.Add: "+",
-    exp.Sub: "-",
-    exp.Mul: "*",
-    exp.Div: "/",
-    exp.Mod: "%",
-}
 _ARRAY: Final = ArrayReader(",")
 
 
@@ -73,109 +58,82 @@ class Evaluation:
     evaluate: Evaluate
 
 
-def bind(parsed: ParsedExpression, columns: Mapping[str, PgType]) -> Evaluation:
+def bind(node: Node, columns: Mapping[str, PgType]) -> Evaluation:
     """Give the filter the types of the columns.
 
     Raises:
         RowFilterError: a column does not exist, types do not fit, or the filter cannot be evaluated exactly.
     """
-    used, whole = bind_expression(parsed, columns)
+    used, whole = bind_expression(node, columns)
     return Evaluation(used, boolean(whole, "PUBLICATION WHERE").evaluate)
 
 
-def bind_expression(parsed: ParsedExpression, columns: Mapping[str, PgType]) -> tuple[Mapping[str, str], Typed]:
+def bind_expression(node: Node, columns: Mapping[str, PgType]) -> tuple[Mapping[str, str], Typed]:
     """Return the columns that an expression of any type uses, and the expression.
 
     Raises:
         RowFilterError: as :func:`bind`.
     """
-    binder = _Binder(parsed, columns)
-    whole = binder.bind(parsed.tree)
+    binder = _Binder(columns)
+    whole = binder.bind(node)
     return binder.used, whole
 
 
 class _Binder:
-    def __init__(self, parsed: ParsedExpression, columns: Mapping[str, PgType]) -> None:
-        self._casts = parsed.casts
+    def __init__(self, columns: Mapping[str, PgType]) -> None:
         self._columns = columns
         self.used: dict[str, str] = {}
 
-    def bind(self, node: exp.Expr) -> Typed:
-        match node:
-            case exp.Paren():
-                return self.bind(node.this)
-            case exp.And() | exp.Or():
-                return self._connector(node)
-            case exp.Not():
-                return strict("bool", lambda value: not value, [boolean(self.bind(node.this), "NOT")])
-            case exp.Literal():
-                return self._literal(node)
-            case exp.Null():
+    def bind(self, node: Node) -> Typed:
+        match node.kind:
+            case "string":
+                return constant(UNKNOWN, node.text)
+            case "number":
+                return number(node.text)
+            case "null":
                 return constant(UNKNOWN, None)
-            case exp.Boolean():
-                return constant("bool", bool(node.this))
-            case exp.Column():
-                return self._column(node)
-            case exp.Is():
-                return self._is(node)
-            case exp.NullSafeEQ() | exp.NullSafeNEQ():
-                return self._distinct(node)
-            case exp.Neg():
-                return self._negative(node)
-            case exp.In():
-                return self._in(node.this, node.expressions)
-            case exp.Between():
-                low = self._compare(">=", self.bind(node.this), self.bind(node.args["low"]))
-                high = self._compare("<=", self.bind(node.this), self.bind(node.args["high"]))
-                return connected_truth([low, high], until=False)
-            case exp.Like():
-                return self._like(node)
-            case exp.Cast():
-                return self._cast(node)
-            case exp.Collate():
-                return self._collate(node)
-            case exp.Case():
+            case "true" | "false":
+                return constant("bool", node.kind == "true")
+            case "column":
+                return self._column(node.text)
+            case "any" | "all":
+                return self._array(node)
+            case "case" | "case of":
                 return self._case(node)
-            case exp.Coalesce() | exp.Greatest() | exp.Least():
-                return self._several(node)
-            case exp.Nullif():
-                return self._nullif(node)
-            case exp.Array() | exp.Any():
-                raise unsupported("an array or ANY in this place", hint="use an array only as in: column = ANY (ARRAY[…])")
-        return self._operation(node)
+            case "array":
+                raise unsupported("an array in this place", hint="use an array only as in: column = ANY (ARRAY[…])")
+            case "cast" if node.text.endswith("[]"):
+                raise unsupported("an array outside of ANY or ALL")
+        parts = [self.bind(each) for each in node.parts]
+        match node.kind:
+            case "and" | "or":
+                return connected_truth([boolean(part, node.kind.upper()) for part in parts], until=node.kind == "or")
+            case "not":
+                return strict("bool", lambda value: not value, [boolean(parts[0], "NOT")])
+            case "negative":
+                return _negative(parts[0])
+            case "is":
+                return _is(parts[0], node.text)
+            case "distinct":
+                return _distinct(*parts, negated=node.text == "not")
+            case "compare":
+                return _compare(node.text, *parts)
+            case "operator":
+                return _joined(parts) if node.text == "||" else arithmetic(node.text, *parts)
+            case "in":
+                return _in(parts[0], parts[1:])
+            case "between":
+                value, low, high = parts
+                return connected_truth([_compare(">=", value, low), _compare("<=", value, high)], until=False)
+            case "like":
+                return _like(parts)
+            case "cast":
+                return cast(parts[0], node.text)
+            case "collate":
+                return _collate(parts[0], node.text)
+        return _call(node.text, parts)
 
-    def _operation(self, node: exp.Expr) -> Typed:
-        kind = type(node)
-        if kind in {exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE}:
-            sign, other = _SIGNS[kind], node.args["expression"]
-            if isinstance(other, exp.Any):
-                return self._array(node.this, sign, other.this, any_=True)
-            if isinstance(other, exp.Anonymous) and str(other.this).lower() == "all":
-                return self._array(node.this, sign, other.expressions[0], any_=False)
-            return self._compare(sign, self.bind(node.this), self.bind(other))
-        if kind is exp.DPipe:
-            parts = [self.bind(each) for each in (node.this, node.args["expression"])]
-            types = {part.type for part in parts}
-            if not types <= {*TEXTS, UNKNOWN} or types == {UNKNOWN}:
-                raise unsupported(f"operator {type_name(parts[0].type)} || {type_name(parts[1].type)}", hint="cast both sides to text")
-            parts = [typed_literal(part, "text") for part in parts]
-            return strict("text", lambda left, right: left + right, parts, collation_of(parts))
-        if kind in _SIGNS:
-            left, right = self.bind(node.this), self.bind(node.args["expression"])
-            return arithmetic(_SIGNS[kind], left, right)
-        return self._call(node)
-
-    # --- leaves
-
-    def _literal(self, node: exp.Literal) -> Typed:
-        text = str(node.this)
-        if node.is_string:
-            return constant(UNKNOWN, text)
-        return number(text)
-
-    def _column(self, node: exp.Column) -> Typed:
-        identifier = node.this
-        name = str(identifier.this) if identifier.args.get("quoted") else str(identifier.this).lower()
+    def _column(self, name: str) -> Typed:
         if name not in self._columns:
             if name in _SYSTEM_COLUMNS:
                 raise not_allowed(SYSTEM_COLUMN)
@@ -185,230 +143,222 @@ class _Binder:
         place = list(self.used).index(name)
         return Typed(self.used[name], lambda row: row[place], collation="")
 
-    def _negative(self, node: exp.Neg) -> Typed:
-        if isinstance(node.this, exp.Literal) and not node.this.is_string:
-            # the grammar makes one constant of them: -2147483648 is an integer
-            return number(f"-{node.this.this}")
-        part = self.bind(node.this)
-        if part.type == UNKNOWN:
-            raise unsupported("the sign of a quoted constant", hint="write the sign inside the quotes")
-        if part.type not in operators.NUMBERS:
-            raise unsupported(f"operator - {type_name(part.type)}")
-        if part.type in INTEGERS:
-            type_ = part.type
-            return strict(type_, lambda value: in_range(-value, type_), [part])
-        return strict(part.type, lambda value: value.copy_negate() if isinstance(value, Decimal) else -value, [part])
-
-    # --- logic
-
-    def _connector(self, node: exp.Connector) -> Typed:
-        word = "AND" if isinstance(node, exp.And) else "OR"
-        return connected_truth([boolean(self.bind(each), word) for each in connected(node)], until=word == "OR")
-
-    def _is(self, node: exp.Is) -> Typed:
-        negated = bool(node.args.get("negate"))
-        wanted = node.args["expression"]
-        part = self.bind(node.this)
-        if isinstance(wanted, exp.Null):
-            evaluate = part.evaluate
-            return folded(Typed("bool", lambda row: (evaluate(row) is None) != negated, constant=part.constant))
-        truth = bool(wanted.this)
-        test = boolean(part, f"IS {'NOT ' if negated else ''}{str(truth).upper()}").evaluate
-        return folded(Typed("bool", lambda row: (test(row) is truth) != negated, constant=part.constant))
-
-    def _distinct(self, node: exp.Expr) -> Typed:
-        negated = isinstance(node, exp.NullSafeEQ)
-        left, right = self.bind(node.this), self.bind(node.args["expression"])
-        equal = self._compare("=", left, right)
-        first, second, same = left.evaluate, right.evaluate, equal.evaluate
-
-        def evaluate(row: Sequence[Any]) -> bool:
-            missing = (first(row) is None) + (second(row) is None)
-            distinct = missing == 1 if missing else not same(row)
-            return distinct != negated
-
-        return folded(Typed("bool", evaluate, constant=left.constant and right.constant))
-
-    def _case(self, node: exp.Case) -> Typed:
+    def _case(self, node: Node) -> Typed:
+        parts = [self.bind(each) for each in node.parts]
         # the server takes a constant without type for a text, whatever it is compared with
-        subject = typed_literal(self.bind(node.this), "text") if node.args.get("this") is not None else None
-        conditions: list[Typed] = []
-        for each in node.args["ifs"]:
-            test = self.bind(each.this)
-            conditions.append(boolean(test, "CASE/WHEN") if subject is None else self._compare("=", subject, test))
-        default = node.args.get("default")
-        results = [self.bind(each.args["true"]) for each in node.args["ifs"]]
-        results.append(self.bind(default) if default is not None else constant(UNKNOWN, None))
+        subject = typed_literal(parts.pop(0), "text") if node.kind == "case of" else None
+        *pairs, default = parts
+        conditions = [boolean(test, "CASE/WHEN") if subject is None else _compare("=", subject, test) for test in pairs[::2]]
         # the server looks at the default first
-        type_, (last, *others) = alike([results[-1], *results[:-1]], "CASE")
-        results = [*others, last]
-        pairs = [(test.evaluate, result.evaluate) for test, result in zip(conditions, results[:-1], strict=True)]
-        otherwise = results[-1].evaluate
+        type_, (default, *results) = alike([default, *pairs[1::2]], "CASE")
+        branches = [(test.evaluate, result.evaluate) for test, result in zip(conditions, results, strict=True)]
+        otherwise = default.evaluate
 
         def evaluate(row: Sequence[Any]) -> Any:
-            for test, result in pairs:
+            for test, result in branches:
                 if test(row):
                     return result(row)
             return otherwise(row)
 
-        fixed = all(part.constant for part in (*conditions, *results))
-        return folded(Typed(type_, evaluate, constant=fixed, collation=collation_of(results)))
+        fixed = all(part.constant for part in (*conditions, *results, default))
+        return folded(Typed(type_, evaluate, constant=fixed, collation=collation_of([*results, default])))
 
-    def _several(self, node: exp.Expr) -> Typed:
-        name = type(node).__name__.upper()
-        type_, parts = alike([self.bind(each) for each in arguments(node)], name)
-        evaluates = [part.evaluate for part in parts]
-        collation = collation_of(parts)
-        if isinstance(node, exp.Coalesce):
-
-            def evaluate(row: Sequence[Any]) -> Any:
-                for each in evaluates:
-                    value = each(row)
-                    if value is not None:
-                        return value
-                return None
-
-        else:
-            sign = ">" if isinstance(node, exp.Greatest) else "<"
-            if type_ in TEXTS and collation != "C":
-                raise operators.needs_collation(name)
-            before = operators.comparison(sign, "float8" if type_ == "float4" else type_)
-
-            def evaluate(row: Sequence[Any]) -> Any:
-                found = None
-                for each in evaluates:
-                    value = each(row)
-                    if value is not None and (found is None or before(value, found)):
-                        found = value
-                return found
-
-        return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
-
-    def _nullif(self, node: exp.Expr) -> Typed:
-        left, right = _known(*(self.bind(each) for each in arguments(node)))
-        equal = self._compare("=", left, right)
-        # the value is the left operand of the operator, after its conversion
-        left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
-        first, same = left.evaluate, equal.evaluate
-
-        def evaluate(row: Sequence[Any]) -> Any:
-            return None if same(row) else first(row)
-
-        return folded(Typed(left.type, evaluate, constant=left.constant and right.constant, collation=left.collation))
-
-    # --- comparisons
-
-    def _compare(self, sign: str, left: Typed, right: Typed) -> Typed:
-        left, right = _known(left, right)
-        type_ = operators.common_type(sign, left.type, right.type)
-        if type_ in TEXTS and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
-            raise operators.needs_collation(f"operator {sign}")
-        return strict("bool", operators.comparison(sign, type_), [converted(left, type_), converted(right, type_)])
-
-    def _in(self, node: exp.Expr, items: Sequence[exp.Expr]) -> Typed:
-        subject = self.bind(node)
-        if subject.type == UNKNOWN:
-            raise _quoted_subject()
-        parts = [self.bind(each) for each in items]
-        constants = [part for part in parts if part.constant]
-        if len(constants) > 1 and subject.type == "varchar":
-            # the server would have to convert an array
-            raise not_allowed(NOT_SIMPLE)
-        if len(constants) > 1:
-            # the server makes an array of them, and first gives them and the subject one type
-            _, (_, *found) = alike([subject, *constants], "IN")
-            array = any_or_all(subject, found, [self._compare("=", subject, part) for part in found], any_=True)
-            others = [part for part in parts if not part.constant]
-            return connected_truth([array, *(self._compare("=", subject, part) for part in others)], until=True)
-        return connected_truth([self._compare("=", subject, part) for part in parts], until=True)
-
-    def _array(self, node: exp.Expr, sign: str, array: exp.Expr, *, any_: bool) -> Typed:
-        while isinstance(array, exp.Paren):
-            array = array.this
+    def _array(self, node: Node) -> Typed:
+        of, array = node.parts
         target = None
-        if isinstance(array, exp.Cast):
-            target = self._casts[id(array)].removesuffix("[]")
-            if not self._casts[id(array)].endswith("[]"):
+        if array.kind == "cast":
+            target = array.text.removesuffix("[]")
+            if target == array.text:
                 raise RowFilterError("op ANY/ALL (array) requires array on right side", sqlstate="42809")
-            array = array.this
-            while isinstance(array, exp.Paren):
-                array = array.this
-        subject = self.bind(node)
-        if isinstance(array, exp.Array):
-            if not array.expressions:
-                raise unsupported("an empty array")
-            parts = [self.bind(each) for each in array.expressions]
+            (array,) = array.parts
+        subject = self.bind(of)
+        if array.kind == "array":
+            parts = [self.bind(each) for each in array.parts]
             # a cast of ARRAY[…] is a cast of each element
             element, parts = alike(parts, "ARRAY") if target is None else (target, [cast(part, target) for part in parts])
-        elif isinstance(array, exp.Literal) and array.is_string:
+        elif array.kind == "string":
             element = target or {"varchar": "text"}.get(subject.type, subject.type)
-            parts = [constant(element, each) for each in self._elements(str(array.this), element)]
+            parts = [constant(element, each) for each in _elements(array.text, element)]
         else:
             raise unsupported("an array that is neither ARRAY[…] nor a constant")
         if subject.type == UNKNOWN:
             raise _quoted_subject()
-        if operators.operand_type(element, operators.common_type(sign, subject.type, element)) != element:
+        if operators.operand_type(element, operators.common_type(node.text, subject.type, element)) != element:
             # the server would have to convert the array
             raise not_allowed(NOT_SIMPLE)
-        return any_or_all(subject, parts, [self._compare(sign, subject, part) for part in parts], any_=any_)
+        return any_or_all(subject, parts, [_compare(node.text, subject, part) for part in parts], any_=node.kind == "any")
 
-    def _elements(self, text: str, type_: str) -> list[Any]:
-        if type_ == UNKNOWN:
-            raise _quoted_subject()
-        if type_ not in {*INTEGERS, "text", "numeric", "uuid", "date"} or "\\" in text:
-            raise unsupported(f"a constant array of type {type_name(type_)}", hint="use ARRAY[…]")
-        try:
-            found = _ARRAY.read(text, lambda each: read_literal(each, type_))
-        except ValueError:
-            raise unsupported("a constant array that is not written as PostgreSQL prints it", hint="use ARRAY[…]") from None
-        if any(isinstance(each, list) for each in found):
-            raise unsupported("an array of several dimensions")
-        return found
 
-    def _like(self, node: exp.Like) -> Typed:
-        parts = [typed_literal(self.bind(each), "text") for each in (node.this, node.args["expression"])]
-        types = {part.type for part in parts}
-        if "bpchar" in types and types <= TEXTS:
-            raise unsupported("LIKE of character", hint="cast it to text")
-        if "bytea" in types:
-            raise unsupported("LIKE of bytea")
-        if not types <= TEXTS:
-            raise no_operator("~~", parts[0].type, parts[1].type)
-        negated = bool(node.args.get("negate"))
-        return strict("bool", lambda text, pattern: operators.like(text, pattern) != negated, parts)
+# --- logic
 
-    # --- casts and functions
 
-    def _cast(self, node: exp.Cast) -> Typed:
-        target = self._casts[id(node)]
-        if target.endswith("[]"):
-            raise unsupported("an array outside of ANY or ALL")
-        return cast(self.bind(node.this), target)
+def _is(part: Typed, wanted: str) -> Typed:
+    negated = wanted.startswith("not ")
+    if wanted.endswith("null"):
+        evaluate = part.evaluate
+        return folded(Typed("bool", lambda row: (evaluate(row) is None) != negated, constant=part.constant))
+    truth = wanted.endswith("true")
+    test = boolean(part, f"IS {wanted.upper()}").evaluate
+    return folded(Typed("bool", lambda row: (test(row) is truth) != negated, constant=part.constant))
 
-    def _collate(self, node: exp.Collate) -> Typed:
-        given = node.args["expression"]
-        name = str(given.this if isinstance(given, exp.Expr) else given)
-        part = self.bind(node.this)
-        # a constant without type stays one: its place gives it the type (coerce_type, CollateExpr)
-        if part.type not in {*TEXTS, UNKNOWN}:
-            raise RowFilterError(f"collations are not supported by type {type_name(part.type)}", sqlstate="42804")
-        if name != "C":
-            raise unsupported(f'collation "{name}"', hint=f'use COLLATE "C"; {USER_COLLATION}')
-        return Typed(part.type, part.evaluate, constant=part.constant, collation="C")
 
-    def _call(self, node: exp.Expr) -> Typed:
-        name = "starts_with" if isinstance(node, exp.StartsWith) else type(node).__name__.lower()
-        if isinstance(node, exp.Anonymous):
-            name = str(node.this).lower()
-        parts = [self.bind(each) for each in arguments(node)]
-        if name in {"abs", "mod", "octet_length"}:
-            if any(part.type == UNKNOWN for part in parts):
-                raise unsupported(f"a quoted constant as an argument of {name}", hint="cast the constant to its type")
-        else:
-            parts = [typed_literal(part, "text" if place == 0 or name == "starts_with" else "int4") for place, part in enumerate(parts)]
-        collation = collation_of(parts)
-        type_, function = operators.call(name, [part.type for part in parts], c_collation=collation == "C")
-        return strict(type_, function, parts, collation)
+def _distinct(left: Typed, right: Typed, *, negated: bool) -> Typed:
+    equal = _compare("=", left, right)
+    first, second, same = left.evaluate, right.evaluate, equal.evaluate
+
+    def evaluate(row: Sequence[Any]) -> bool:
+        missing = (first(row) is None) + (second(row) is None)
+        distinct = missing == 1 if missing else not same(row)
+        return distinct != negated
+
+    return folded(Typed("bool", evaluate, constant=left.constant and right.constant))
+
+
+def _several(function: str, parts: Sequence[Typed]) -> Typed:
+    """COALESCE, GREATEST or LEAST."""
+    type_, parts = alike(parts, function.upper())
+    evaluates = [part.evaluate for part in parts]
+    collation = collation_of(parts)
+    if function == "coalesce":
+
+        def evaluate(row: Sequence[Any]) -> Any:
+            for each in evaluates:
+                value = each(row)
+                if value is not None:
+                    return value
+            return None
+
+    else:
+        if type_ in TEXTS and collation != "C":
+            raise operators.needs_collation(function.upper())
+        before = operators.comparison(">" if function == "greatest" else "<", "float8" if type_ == "float4" else type_)
+
+        def evaluate(row: Sequence[Any]) -> Any:
+            found = None
+            for each in evaluates:
+                value = each(row)
+                if value is not None and (found is None or before(value, found)):
+                    found = value
+            return found
+
+    return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
+
+
+def _nullif(left: Typed, right: Typed) -> Typed:
+    left, right = _known(left, right)
+    equal = _compare("=", left, right)
+    # the value is the left operand of the operator, after its conversion
+    left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
+    first, same = left.evaluate, equal.evaluate
+
+    def evaluate(row: Sequence[Any]) -> Any:
+        return None if same(row) else first(row)
+
+    return folded(Typed(left.type, evaluate, constant=left.constant and right.constant, collation=left.collation))
+
+
+# --- comparisons
+
+
+def _compare(sign: str, left: Typed, right: Typed) -> Typed:
+    left, right = _known(left, right)
+    type_ = operators.common_type(sign, left.type, right.type)
+    if type_ in TEXTS and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
+        raise operators.needs_collation(f"operator {sign}")
+    return strict("bool", operators.comparison(sign, type_), [converted(left, type_), converted(right, type_)])
+
+
+def _in(subject: Typed, parts: Sequence[Typed]) -> Typed:
+    if subject.type == UNKNOWN:
+        raise _quoted_subject()
+    constants = [part for part in parts if part.constant]
+    if len(constants) > 1 and subject.type == "varchar":
+        # the server would have to convert an array
+        raise not_allowed(NOT_SIMPLE)
+    if len(constants) > 1:
+        # the server makes an array of them, and first gives them and the subject one type
+        _, (_, *found) = alike([subject, *constants], "IN")
+        array = any_or_all(subject, found, [_compare("=", subject, part) for part in found], any_=True)
+        others = [part for part in parts if not part.constant]
+        return connected_truth([array, *(_compare("=", subject, part) for part in others)], until=True)
+    return connected_truth([_compare("=", subject, part) for part in parts], until=True)
+
+
+def _elements(text: str, type_: str) -> list[Any]:
+    """The values of a constant array."""
+    if type_ == UNKNOWN:
+        raise _quoted_subject()
+    if type_ not in {*INTEGERS, "text", "numeric", "uuid", "date"} or "\\" in text:
+        raise unsupported(f"a constant array of type {type_name(type_)}", hint="use ARRAY[…]")
+    try:
+        found = _ARRAY.read(text, lambda each: read_literal(each, type_))
+    except ValueError:
+        raise unsupported("a constant array that is not written as PostgreSQL prints it", hint="use ARRAY[…]") from None
+    if any(isinstance(each, list) for each in found):
+        raise unsupported("an array of several dimensions")
+    return found
+
+
+def _like(parts: Sequence[Typed]) -> Typed:
+    parts = [typed_literal(each, "text") for each in parts]
+    types = {part.type for part in parts}
+    if "bpchar" in types and types <= TEXTS:
+        raise unsupported("LIKE of character", hint="cast it to text")
+    if "bytea" in types:
+        raise unsupported("LIKE of bytea")
+    if not types <= TEXTS:
+        raise no_operator("~~", parts[0].type, parts[1].type)
+    return strict("bool", operators.like, parts)
+
+
+# --- operators and functions
+
+
+def _negative(part: Typed) -> Typed:
+    if part.type == UNKNOWN:
+        raise unsupported("the sign of a quoted constant", hint="write the sign inside the quotes")
+    if part.type not in operators.NUMBERS:
+        raise unsupported(f"operator - {type_name(part.type)}")
+    if part.type in INTEGERS:
+        type_ = part.type
+        return strict(type_, lambda value: in_range(-value, type_), [part])
+    return strict(part.type, lambda value: value.copy_negate() if isinstance(value, Decimal) else -value, [part])
+
+
+def _joined(parts: Sequence[Typed]) -> Typed:
+    types = {part.type for part in parts}
+    if not types <= {*TEXTS, UNKNOWN} or types == {UNKNOWN}:
+        raise unsupported(f"operator {type_name(parts[0].type)} || {type_name(parts[1].type)}", hint="cast both sides to text")
+    parts = [typed_literal(part, "text") for part in parts]
+    return strict("text", lambda left, right: left + right, parts, collation_of(parts))
+
+
+def _collate(part: Typed, name: str) -> Typed:
+    # a constant without type stays one: its place gives it the type (coerce_type, CollateExpr)
+    if part.type not in {*TEXTS, UNKNOWN}:
+        raise RowFilterError(f"collations are not supported by type {type_name(part.type)}", sqlstate="42804")
+    if name != "C":
+        raise unsupported(f'collation "{name}"', hint=f'use COLLATE "C"; {USER_COLLATION}')
+    return Typed(part.type, part.evaluate, constant=part.constant, collation="C")
+
+
+def _call(function: str, parts: Sequence[Typed]) -> Typed:
+    match function:
+        case "coalesce" | "greatest" | "least":
+            return _several(function, parts)
+        case "nullif":
+            return _nullif(*parts)
+        case "abs" | "octet_length" if parts[0].type == UNKNOWN:
+            raise unsupported(f"a quoted constant as an argument of {function}", hint="cast the constant to its type")
+        case "abs" | "octet_length":
+            pass
+        case _:
+            # all arguments of starts_with are texts, and the others have numbers after the first one
+            others = "text" if function == "starts_with" else "int4"
+            parts = [typed_literal(part, others if place else "text") for place, part in enumerate(parts)]
+    collation = collation_of(parts)
+    type_, evaluate = operators.call(function, [part.type for part in parts], c_collation=collation == "C")
+    return strict(type_, evaluate, parts, collation)
 
 
 def _known(left: Typed, right: Typed) -> tuple[Typed, Typed]:

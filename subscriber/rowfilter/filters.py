@@ -36,7 +36,7 @@ from subscriber.protocol.messages import BINARY, NULL, UNCHANGED, Delete, Insert
 from subscriber.rowfilter.binding import bind
 from subscriber.rowfilter.filter_errors import RowFilterError
 from subscriber.rowfilter.sql_types import value_reader
-from subscriber.rowfilter.syntax import ParsedExpression, parse_expression
+from subscriber.rowfilter.syntax import Node, parse_expression
 from subscriber.types import PgType, TypeRegistry, ValueRefused
 
 __all__ = ["FilterExpression", "PublicationFilter", "RelationFilters", "RowFilter", "combine", "parse_filter"]
@@ -55,7 +55,7 @@ class FilterExpression:
     """
 
     text: str
-    _parsed: ParsedExpression
+    _node: Node
 
     def bind(self, relation: Relation, registry: TypeRegistry) -> RowFilter:
         """Give it the columns of a table.
@@ -68,7 +68,7 @@ class FilterExpression:
             RowFilterError: a column does not exist, types do not fit, or the filter cannot be evaluated exactly.
         """
         types = {column.name: registry.resolve(column.type_oid, column.type_modifier) for column in relation.columns}
-        evaluation = bind(self._parsed, types)
+        evaluation = bind(self._node, types)
         return RowFilter(self.text, relation, evaluation.columns, evaluation.evaluate, types)
 
 

@@ -270,8 +270,6 @@ def call(name: str, types: Sequence[str], *, c_collation: bool) -> tuple[str, Fu
     if name == "abs" and len(types) == 1 and types[0] in NUMBERS:
         type_ = types[0]
         return (type_, lambda value: in_range(abs(value), type_)) if type_ in INTEGERS else (type_, _absolute)
-    if name == "mod" and len(types) == 2 and set(types) <= {*INTEGERS, "numeric"}:
-        return arithmetic("%", *types)
     found = _TEXT_FUNCTIONS.get((name, integers))
     # octet_length counts the spaces of a bpchar
     if found is None or (name == "octet_length" and "bpchar" in types):

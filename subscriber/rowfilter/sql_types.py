@@ -19,6 +19,7 @@ A literal is read if PostgreSQL certainly reads it, on every version and with ev
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Callable
@@ -74,7 +75,7 @@ INTEGERS: Final = {"int2": 2**15, "int4": 2**31, "int8": 2**63}
 TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 
 _FIRST_USER_OID: Final = 16_384
-_EPOCH_ORDINAL: Final = 730_120
+_EPOCH_ORDINAL: Final = datetime.date(2000, 1, 1).toordinal()
 _ERA_DAYS: Final = 146_097
 _DAY: Final = 86_400_000_000
 _FLOAT4: Final = Struct(">f")
@@ -218,15 +219,7 @@ def _days_of(year: int, month: int, day: int, *, bc: bool) -> int:
     year = 1 - year if bc else year
     # the calendar repeats after 400 years
     eras, rest = divmod(year - 1, 400)
-    first = (0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334)[month - 1] if 1 <= month <= 12 else -1
-    if first < 0:
-        raise ValueError
-    leap = (rest + 1) % 4 == 0 and ((rest + 1) % 100 != 0 or (rest + 1) % 400 == 0)
-    length = 29 if month == 2 and leap else (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)[month - 1]
-    if not 1 <= day <= length:
-        raise ValueError
-    before = rest * 365 + rest // 4 - rest // 100
-    return eras * _ERA_DAYS + before + first + (1 if leap and month > 2 else 0) + day - _EPOCH_ORDINAL
+    return eras * _ERA_DAYS + datetime.date(rest + 1, month, day).toordinal() - _EPOCH_ORDINAL
 
 
 def _microseconds(text: str) -> int:

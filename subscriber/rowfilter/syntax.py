@@ -1,68 +1,64 @@
-"""Parse a row filter with sqlglot, and make sure that PostgreSQL reads it the same way.
+"""Parse a row filter, as PostgreSQL's grammar (``gram.y``) reads it.
 
-sqlglot accepts more than PostgreSQL, has other precedences for some operators, and writes several texts as one node (``len(a)`` as
-``length(a)``, ``==`` as ``=``). Therefore a parsed filter is accepted only if it *conforms* to the text: each node has a fixed list of
-texts (:func:`_forms`), and the nodes together must give the tokens of the text, no more and no less. An operand that the text does not
-put into parentheses must bind more tightly than its operator in PostgreSQL's grammar (``gram.y``). A node without forms is refused. So
-the tree is the one that PostgreSQL would build, whatever sqlglot does.
+Operators are ordered by levels, from OR to the cast. An operand without parentheses must have at least the level that its place asks for.
+The grammar also accepts some that have a lower one, such as ``a IS NULL = b``: these are refused, and parentheses help.
 
 Source: PostgreSQL manual, Operator Precedence; ``gram.y``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-from sqlglot import exp
-from sqlglot.dialects.postgres import Postgres
-from sqlglot.errors import SqlglotError
+from typing import Final
 
 from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, syntax_error, unsupported
 from subscriber.rowfilter.lexer import RESERVED, Token, tokens_of
 from subscriber.rowfilter.sql_types import TYPE_WORDS
 
-__all__ = ["ParsedExpression", "arguments", "connected", "parse_expression"]
+__all__ = ["Node", "parse_expression"]
 
 _DEPTH: Final = 120
 _FORMS: Final = "put each operand of an operator into parentheses, and use the forms that the documentation of row filters lists"
 # levels of gram.y, from the loosest
 _OR, _AND, _NOT, _IS, _COMPARISON, _IN, _OPERATOR, _PLUS, _TIMES, _COLLATE, _MINUS, _CAST, _ATOM = range(1, 14)
-_ANY: Final = 0
-
-_COMPARISONS: Final[dict[type[exp.Expr], tuple[str, ...]]] = {
-    exp.EQ: ("=",),
-    exp.NEQ: ("<>", "!="),
-    exp.LT: ("<",),
-    exp.LTE: ("<=",),
-    exp.GT: (">",),
-    exp.GTE: (">=",),
+_INFIX: Final[dict[str, tuple[int, int]]] = {
+    "or": (_OR, _AND),
+    "and": (_AND, _NOT),
+    **dict.fromkeys(("is", "isnull", "notnull"), (_IS, _COMPARISON)),
+    **dict.fromkeys(("=", "<>", "!=", "<", "<=", ">", ">="), (_COMPARISON, _IN)),
+    **dict.fromkeys(("in", "between", "like"), (_IN, _OPERATOR)),
+    **dict.fromkeys(("||", "~~", "!~~"), (_OPERATOR, _OPERATOR)),
+    **dict.fromkeys(("+", "-"), (_PLUS, _PLUS)),
+    **dict.fromkeys(("*", "/", "%"), (_TIMES, _TIMES)),
+    "collate": (_COLLATE, _COLLATE),
+    "::": (_CAST, _CAST),
 }
-_ARITHMETIC: Final[dict[type[exp.Expr], tuple[str, int]]] = {
-    exp.DPipe: ("||", _OPERATOR),
-    exp.Add: ("+", _PLUS),
-    exp.Sub: ("-", _PLUS),
-    exp.Mul: ("*", _TIMES),
-    exp.Div: ("/", _TIMES),
-    exp.Mod: ("%", _TIMES),
+"""What follows its left operand: its level, and the least level of that operand."""
+_MANY: Final = 10_000
+_FUNCTIONS: Final[dict[str, tuple[str, int, int]]] = {
+    "abs": ("abs", 1, 1),
+    "char_length": ("length", 1, 1),
+    "character_length": ("length", 1, 1),
+    "coalesce": ("coalesce", 1, _MANY),
+    "greatest": ("greatest", 1, _MANY),
+    "least": ("least", 1, _MANY),
+    "left": ("left", 2, 2),
+    "length": ("length", 1, 1),
+    "lower": ("lower", 1, 1),
+    "mod": ("mod", 2, 2),
+    "nullif": ("nullif", 2, 2),
+    "octet_length": ("octet_length", 1, 1),
+    "right": ("right", 2, 2),
+    "starts_with": ("starts_with", 2, 2),
+    "substr": ("substring", 2, 3),
+    "substring": ("substring", 2, 3),
+    "upper": ("upper", 1, 1),
 }
-_FUNCTIONS: Final[dict[type[exp.Expr], tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    # node: PostgreSQL's names for it, and the arguments in order
-    exp.Abs: (("abs",), ("this",)),
-    exp.Coalesce: (("coalesce",), ("this", "expressions")),
-    exp.Greatest: (("greatest",), ("this", "expressions")),
-    exp.Least: (("least",), ("this", "expressions")),
-    exp.Left: (("left",), ("this", "expression")),
-    exp.Length: (("length", "char_length", "character_length"), ("this",)),
-    exp.Lower: (("lower",), ("this",)),
-    exp.Mod: (("mod",), ("this", "expression")),
-    exp.Nullif: (("nullif",), ("this", "expression")),
-    exp.Right: (("right",), ("this", "expression")),
-    exp.StartsWith: (("starts_with",), ("this", "expression")),
-    exp.Substring: (("substr", "substring"), ("this", "start", "length")),
-    exp.Upper: (("upper",), ("this",)),
-}
+"""Each name of a function: its only name here, and how many arguments it has."""
+_SYNTAX: Final = frozenset({"coalesce", "greatest", "least", "nullif"})
+"""Those that are no functions in quotes."""
+_AGGREGATES: Final = frozenset({"array_agg", "avg", "bool_and", "bool_or", "count", "every", "max", "min", "string_agg", "sum"})
 _MUTABLE_NAMES: Final = """
     now random clock_timestamp statement_timestamp transaction_timestamp timeofday current_date current_time current_timestamp localtime
     localtimestamp current_user session_user system_user current_role user current_catalog current_schema nextval currval lastval setval
@@ -74,70 +70,56 @@ _MUTABLE: Final = frozenset(_MUTABLE_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
-class ParsedExpression:
-    """A filter whose syntax is allowed.
+class Node:
+    """A part of a filter.
+
+    ====================  ===========================================  =========================================
+    kind                  parts                                        text
+    ====================  ===========================================  =========================================
+    string, number                                                     the constant
+    null, true, false
+    column                                                             its name
+    and, or               two or more
+    not, negative         one
+    is                    one                                          ``null``, ``not true``, …
+    distinct              two                                          ``not`` for IS NOT DISTINCT FROM
+    compare, operator     two                                          the operator
+    any, all              the left side and the array                  the operator
+    in                    the left side and the items
+    between               the value and both bounds
+    like                  two
+    cast                  one                                          the type, as :data:`TYPE_WORDS` names it
+    collate               one                                          the collation
+    case                  condition and result, …, the default
+    case of               the value; as CASE
+    array, call           elements or arguments                        the function
+    ====================  ===========================================  =========================================
 
     Attributes:
-        text: as given.
-        tree: of sqlglot.
-        casts: the target type of each cast, by the node's id.
+        depth: the most nodes from here to a leaf.
     """
 
-    text: str
-    tree: exp.Expr
-    casts: dict[int, str]
+    kind: str
+    parts: tuple[Node, ...] = ()
+    text: str = ""
+    depth: int = 1
 
 
-def parse_expression(text: str) -> ParsedExpression:
+def parse_expression(text: str) -> Node:
     """Parse a filter.
 
     Raises:
         RowFilterError: it is not an expression, or uses what row filters may not use.
     """
     tokens = tokens_of(text)
-    _check_words(tokens)
-    dialect = Postgres()
-    try:
-        trees = dialect.parser().parse(dialect.tokenize(text), text)
-    except (SqlglotError, RecursionError):
-        raise unsupported("it could not be parsed", hint=_FORMS) from None
-    if len(trees) != 1 or trees[0] is None:
+    if not tokens:
         raise syntax_error("")
-    tree = trees[0]
-    _check_nodes(tree)
-    matcher = _Conformity(tokens)
-    if len(tokens) not in matcher.ends(tree, 0, _ANY):
-        raise unsupported("PostgreSQL may read it differently", hint=_FORMS)
-    return ParsedExpression(text, tree, matcher.casts)
-
-
-def connected(node: exp.Connector) -> list[exp.Expr]:
-    """Return the operands of ``a AND b AND …`` or ``a OR b OR …``, in order."""
-    kind = type(node)
-    found: list[exp.Expr] = []
-    current: exp.Expr = node
-    while type(current) is kind:
-        found.append(current.args["expression"])
-        current = current.args["this"]
-    return [current, *reversed(found)]
-
-
-def arguments(node: exp.Expr) -> list[exp.Expr]:
-    """Return the arguments of a function in order."""
-    if isinstance(node, exp.Anonymous):
-        return list(node.expressions)
-    found: list[exp.Expr] = []
-    for key in _FUNCTIONS[type(node)][1]:
-        value = node.args.get(key)
-        if isinstance(value, list):
-            found += value
-        elif value is not None:
-            found.append(value)
-    return found
+    _check_words(tokens)
+    return _Parser(tokens).whole()
 
 
 def _check_words(tokens: Sequence[Token]) -> None:
-    """Refuse what PostgreSQL refuses by name, before sqlglot gives it another form."""
+    """Refuse what PostgreSQL refuses by name."""
     for place, token in enumerate(tokens):
         following = tokens[place + 1].text if place + 1 < len(tokens) and tokens[place + 1].kind == "mark" else ""
         if token.kind == "word" and token.text in _MUTABLE and (following == "(" or token.text in RESERVED):
@@ -146,267 +128,254 @@ def _check_words(tokens: Sequence[Token]) -> None:
             raise not_allowed(NOT_SIMPLE)
 
 
-def _check_nodes(tree: exp.Expr) -> None:
-    """Refuse nodes that are not on the list, and a tree that is too deep."""
-    waiting: list[tuple[exp.Expr, int]] = [(tree, 0)]
-    while waiting:
-        node, depth = waiting.pop()
-        if depth > _DEPTH:
-            raise unsupported("it is nested too deeply")
-        if isinstance(node, exp.And | exp.Or):
-            waiting += [(each, depth + 1) for each in connected(node)]
-            continue
-        if isinstance(node, exp.DataType | exp.Identifier):
-            continue
-        if isinstance(node, exp.Anonymous) and str(node.this).lower() not in {"all", "octet_length"}:
-            raise _unknown_function(str(node.this))
-        if isinstance(node, exp.AggFunc):
-            raise RowFilterError("aggregate functions are not allowed in WHERE", sqlstate="42803")
-        if not isinstance(node, _ALLOWED):
-            raise (
-                _unknown_function(node.sql_name().lower()) if isinstance(node, exp.Func) else unsupported(f"syntax of the kind {node.key}")
-            )
-        for value in node.args.values():
-            waiting += [(each, depth + 1) for each in (value if isinstance(value, list) else [value]) if isinstance(each, exp.Expr)]
+def _node(kind: str, *parts: Node, text: str = "") -> Node:
+    depth = 1 + max((part.depth for part in parts), default=0)
+    if depth > _DEPTH:
+        raise _too_deep()
+    return Node(kind, parts, text, depth)
 
 
-def _unknown_function(name: str) -> RowFilterError:
-    names = sorted({name for names, _ in _FUNCTIONS.values() for name in names} | {"octet_length"})
-    return unsupported(f"function {name}", hint=f"functions that can be evaluated: {', '.join(names)}")
+def _too_deep() -> RowFilterError:
+    return unsupported("it is nested too deeply")
 
 
-_ALLOWED: Final[tuple[type[exp.Expr], ...]] = (
-    exp.And,
-    exp.Or,
-    exp.Not,
-    exp.Paren,
-    exp.Is,
-    exp.Null,
-    exp.Boolean,
-    exp.Literal,
-    exp.Column,
-    exp.Cast,
-    exp.Neg,
-    exp.Between,
-    exp.In,
-    exp.Like,
-    exp.NullSafeEQ,
-    exp.NullSafeNEQ,
-    exp.Any,
-    exp.Array,
-    exp.Case,
-    exp.If,
-    exp.Collate,
-    exp.Anonymous,
-    *_COMPARISONS,
-    *_ARITHMETIC,
-    *_FUNCTIONS,
-)
+def _differs() -> RowFilterError:
+    return unsupported("PostgreSQL may read it differently", hint=_FORMS)
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """A child. ``least`` is the loosest level that it may have without parentheses."""
-
-    node: exp.Expr
-    least: int = _ANY
-
-
-@dataclass(frozen=True, slots=True)
-class _TypeName:
-    """The type of the cast."""
-
-    cast: exp.Expr
-
-
-_Part = str | Token | _Operand | _TypeName
-_Form = tuple[int, Sequence[_Part]]
-
-
-class _Conformity:
-    """Compares a tree with the tokens of the text."""
-
+class _Parser:
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tokens
-        self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
-        self.casts: dict[int, str] = {}
+        self._place = 0
+        self._depth = 0
 
-    def ends(self, node: exp.Expr, start: int, least: int) -> list[int]:
-        """Return the places after the node's tokens, if they begin at ``start`` and its level is at least ``least``."""
-        key = id(node), start
-        if key not in self._known:
-            self._known[key] = [(level, end) for level, parts in _forms(node) for end in self._parts(parts, start)]
-        return list({end: None for level, end in self._known[key] if level >= least})
+    def whole(self) -> Node:
+        found = self._expression()
+        if self._place < len(self._tokens):
+            raise self._unexpected()
+        return found
 
-    def _parts(self, parts: Sequence[_Part], start: int) -> list[int]:
-        places = [start]
-        for part in parts:
-            places = [end for place in places for end in self._part(part, place)]
-            if not places:
-                break
-        return places
+    # --- tokens
 
-    def _part(self, part: _Part, place: int) -> list[int]:
-        if isinstance(part, _Operand):
-            return self.ends(part.node, place, part.least)
-        if isinstance(part, _TypeName):
-            return self._type_name(part.cast, place)
-        if place >= len(self._tokens):
-            return []
-        token = self._tokens[place]
-        same = token == part if isinstance(part, Token) else token.text == part and token.kind in {"word", "mark"}
-        return [place + 1] if same else []
+    def _token(self, ahead: int = 0) -> Token:
+        place = self._place + ahead
+        return self._tokens[place] if place < len(self._tokens) else Token("end", "")
 
-    def _type_name(self, cast: exp.Expr, place: int) -> list[int]:
+    def _is(self, *texts: str) -> bool:
+        """Whether these keywords and marks follow."""
+        found = map(self._token, range(len(texts)))
+        return all(token.kind in {"word", "mark"} and token.text == text for token, text in zip(found, texts, strict=True))
+
+    def _take(self, *texts: str) -> bool:
+        if not self._is(*texts):
+            return False
+        self._place += len(texts)
+        return True
+
+    def _expect(self, text: str) -> None:
+        if not self._take(text):
+            raise self._unexpected()
+
+    def _unexpected(self) -> RowFilterError:
+        token = self._token()
+        what = {"end": "it ends too early", "string": "a constant in this place"}.get(token.kind, f'"{token.text}" in this place')
+        return unsupported(what, hint=_FORMS)
+
+    # --- operators
+
+    def _expression(self, least: int = _OR) -> Node:
+        """An expression of at least this level."""
+        self._depth += 1
+        if self._depth > _DEPTH:
+            raise _too_deep()
+        node, level = self._prefixed(least)
+        while (found := self._operation(node, level, least)) is not None:
+            node, level = found
+        self._depth -= 1
+        return node
+
+    def _prefixed(self, least: int) -> tuple[Node, int]:
+        if self._take("not"):
+            if least > _NOT:
+                raise _differs()
+            return _node("not", self._expression(_NOT)), _NOT
+        if self._take("-"):
+            part = self._expression(_MINUS)
+            if part.kind == "number":
+                # the grammar makes one constant of them: -2147483648 is an integer
+                return _node("number", text=part.text[1:] if part.text.startswith("-") else f"-{part.text}"), _MINUS
+            return _node("negative", part), _MINUS
+        return self._atom(), _ATOM
+
+    def _operation(self, left: Node, level: int, least: int) -> tuple[Node, int] | None:
+        """The operator that follows its left operand, with the others; None: there is none of at least this level."""
+        negated = any(self._is("not", word) for word in ("in", "between", "like"))
+        token = self._token(1 if negated else 0)
+        if token.kind not in {"word", "mark"} or token.text not in _INFIX:
+            return None
+        own, needed = _INFIX[token.text]
+        if own < least:
+            return None
+        if level < needed:
+            raise _differs()
+        self._place += 2 if negated else 1
+        found = self._applied(token.text, left)
+        return (_node("not", found) if negated else found), own
+
+    def _applied(self, operator: str, left: Node) -> Node:
+        own, needed = _INFIX[operator]
+        match operator:
+            case "and" | "or":
+                operands = [left, self._expression(needed)]
+                while self._take(operator):
+                    operands.append(self._expression(needed))
+                return _node(operator, *operands)
+            case "isnull" | "notnull":
+                return _node("is", left, text="null" if operator == "isnull" else "not null")
+            case "is":
+                return self._test(left)
+            case "in":
+                self._expect("(")
+                return _node("in", left, *self._list(")"))
+            case "between":
+                low = self._low()
+                self._expect("and")
+                return _node("between", left, low, self._expression(_OPERATOR))
+            case "like":
+                return _node("like", left, self._expression(_OPERATOR))
+            case "~~" | "!~~":
+                found = _node("like", left, self._expression(_PLUS))
+                return found if operator == "~~" else _node("not", found)
+            case "collate":
+                collation = self._token()
+                if collation.kind != "quoted":
+                    raise self._unexpected()
+                self._place += 1
+                return _node("collate", left, text=collation.text)
+            case "::":
+                return _node("cast", left, text=self._type())
+        if own != _COMPARISON:
+            return _node("operator", left, self._expression(own + 1), text=operator)
+        sign = "<>" if operator == "!=" else operator
+        for kind in ("any", "all"):
+            if self._take(kind, "("):
+                array = self._expression()
+                self._expect(")")
+                return _node(kind, left, array, text=sign)
+        return _node("compare", left, self._expression(_IN), text=sign)
+
+    def _test(self, left: Node) -> Node:
+        """What follows IS."""
+        word = "not " if self._take("not") else ""
+        if self._take("distinct", "from"):
+            return _node("distinct", left, self._expression(_COMPARISON), text=word.strip())
+        for name in ("null", "true", "false"):
+            if self._take(name):
+                return _node("is", left, text=word + name)
+        raise self._unexpected()
+
+    def _low(self) -> Node:
+        """The lower bound of BETWEEN: ``b_expr`` of the grammar, which has COLLATE only inside of something."""
+        begin = self._place
+        found = self._expression(_OPERATOR)
+        inside = 0
+        for token in self._tokens[begin : self._place]:
+            if token.kind in {"word", "mark"}:
+                inside += (token.text in {"(", "[", "case"}) - (token.text in {")", "]", "end"})
+                if token.text == "collate" and not inside:
+                    raise _differs()
+        return found
+
+    # --- atoms
+
+    def _atom(self) -> Node:
+        token = self._token()
+        if token.kind in {"string", "number"}:
+            self._place += 1
+            return _node(token.kind, text=token.text)
+        if self._take("("):
+            found = self._expression()
+            self._expect(")")
+            return found
+        if token.kind not in {"word", "quoted"}:
+            raise self._unexpected()
+        if token.kind == "word" and (keyword := self._keyword(token.text)) is not None:
+            return keyword
+        after = self._token(1)
+        if after.kind == "mark" and after.text == "(":
+            return self._call(token)
+        if after.kind == "mark" and after.text == ".":
+            raise unsupported("a column with the name of its table", hint="use the column's name alone")
+        if token.kind == "word" and token.text in RESERVED:
+            raise syntax_error(token.text)
+        self._place += 1
+        return _node("column", text=token.text)
+
+    def _keyword(self, word: str) -> Node | None:
+        """What a keyword begins; None: it is a name."""
+        if word in {"null", "true", "false"}:
+            self._place += 1
+            return _node(word)
+        if self._take("case"):
+            return self._case()
+        if self._take("array", "["):
+            return _node("array", *self._list("]"))
+        if self._take("cast", "("):
+            part = self._expression()
+            self._expect("as")
+            name = self._type()
+            self._expect(")")
+            return _node("cast", part, text=name)
+        begin = self._place
+        found = self._found_type()
+        if found is not None and not found.endswith("[]") and self._token().kind == "string":
+            return _node("cast", self._atom(), text=found)
+        self._place = begin
+        return None
+
+    def _type(self) -> str:
+        found = self._found_type()
+        if found is None:
+            raise self._unexpected()
+        return found
+
+    def _found_type(self) -> str | None:
         for words, name in TYPE_WORDS:
-            end = place + len(words)
-            if tuple(token.text for token in self._tokens[place:end] if token.kind == "word") == words:
-                array = [token.text for token in self._tokens[end : end + 2]] == ["[", "]"]
-                self.casts[id(cast)] = f"{name}[]" if array else name
-                return [end + 2 if array else end]
-        return []
+            if all(self._token(ahead) == Token("word", word) for ahead, word in enumerate(words)):
+                self._place += len(words)
+                return f"{name}[]" if self._take("[", "]") else name
+        return None
 
+    def _case(self) -> Node:
+        parts = [] if self._is("when") else [self._expression()]
+        kind = "case of" if parts else "case"
+        if not self._is("when"):
+            raise self._unexpected()
+        while self._take("when"):
+            parts.append(self._expression())
+            self._expect("then")
+            parts.append(self._expression())
+        parts.append(self._expression() if self._take("else") else _node("null"))
+        self._expect("end")
+        return _node(kind, *parts)
 
-def _forms(node: exp.Expr) -> Iterator[_Form]:
-    """Yield the texts of a node, each with its level."""
-    kind = type(node)
-    this: Any = node.args.get("this")
-    other: Any = node.args.get("expression")
-    match node:
-        case exp.Paren():
-            yield _ATOM, ("(", _Operand(this), ")")
-        case exp.And() | exp.Or():
-            level, word = (_AND, "and") if kind is exp.And else (_OR, "or")
-            yield level, _joined([_Operand(each, level + 1) for each in connected(node)], word)
-        case exp.Not():
-            yield _NOT, ("not", _Operand(this, _NOT))
-            yield from _postfix(this, negated=True)
-        case exp.In() | exp.Between() | exp.Is() | exp.Like():
-            yield from _postfix(node, negated=False)
-        case exp.NullSafeNEQ():
-            yield _IS, (_Operand(this, _COMPARISON), "is", "distinct", "from", _Operand(other, _COMPARISON))
-        case exp.NullSafeEQ():
-            yield _IS, (_Operand(this, _COMPARISON), "is", "not", "distinct", "from", _Operand(other, _COMPARISON))
-        case exp.Neg():
-            yield _MINUS, ("-", _Operand(this, _MINUS))
-        case exp.Cast():
-            yield _CAST, (_Operand(this, _CAST), "::", _TypeName(node))
-            yield _ATOM, ("cast", "(", _Operand(this), "as", _TypeName(node), ")")
-            if isinstance(this, exp.Literal) and this.is_string:
-                yield _ATOM, (_TypeName(node), _Operand(this))
-        case exp.Collate():
-            yield (
-                _COLLATE,
-                (_Operand(this, _COLLATE), "collate", Token("quoted", str(other.this if isinstance(other, exp.Expr) else other))),
-            )
-        case exp.Case():
-            yield _ATOM, _case(node)
-        case exp.Array():
-            yield _ATOM, ("array", "[", *_listed(node.expressions), "]")
-        case exp.Column():
-            yield _ATOM, _column(node)
-        case exp.Literal():
-            yield _ATOM, (Token("string" if node.is_string else "number", str(this)),)
-            if not node.is_string and str(this).startswith("0."):
-                # sqlglot adds the zero
-                yield _ATOM, (Token("number", str(this)[1:]),)
-        case exp.Null():
-            yield _ATOM, ("null",)
-        case exp.Boolean():
-            yield _ATOM, ("true" if this else "false",)
-    yield from _operations(node)
+    def _call(self, name: Token) -> Node:
+        if name.text in _AGGREGATES:
+            raise RowFilterError("aggregate functions are not allowed in WHERE", sqlstate="42803")
+        # the server prints "left" and others in quotes
+        if name.text not in _FUNCTIONS or (name.kind == "quoted" and name.text in _SYNTAX):
+            raise unsupported(f"function {name.text}", hint=f"functions that can be evaluated: {', '.join(sorted(_FUNCTIONS))}")
+        self._place += 2
+        function, fewest, most = _FUNCTIONS[name.text]
+        parts = self._list(")")
+        if not fewest <= len(parts) <= most:
+            raise unsupported(f"function {name.text} with {len(parts)} arguments")
+        return _node("operator", *parts, text="%") if function == "mod" else _node("call", *parts, text=function)
 
-
-def _operations(node: exp.Expr) -> Iterator[_Form]:
-    """Yield the texts of comparisons, operators and functions."""
-    kind = type(node)
-    this: Any = node.args.get("this")
-    other: Any = node.args.get("expression")
-    for sign in _COMPARISONS.get(kind, ()):
-        if isinstance(other, exp.Any):
-            array = other.this.this if isinstance(other.this, exp.Paren) else other.this
-            yield _COMPARISON, (_Operand(this, _IN), sign, "any", "(", _Operand(array), ")")
-        elif isinstance(other, exp.Anonymous) and str(other.this).lower() == "all" and len(other.expressions) == 1:
-            yield _COMPARISON, (_Operand(this, _IN), sign, "all", "(", _Operand(other.expressions[0]), ")")
-        else:
-            yield _COMPARISON, (_Operand(this, _IN), sign, _Operand(other, _IN))
-    if kind in _ARITHMETIC:
-        sign, level = _ARITHMETIC[kind]
-        yield level, (_Operand(this, level), sign, _Operand(other, level + 1))
-    if kind in _FUNCTIONS or (kind is exp.Anonymous and str(this).lower() == "octet_length"):
-        for name in _FUNCTIONS[kind][0] if kind in _FUNCTIONS else ("octet_length",):
-            given = arguments(node)
-            yield _ATOM, (name, "(", *_listed(given), ")")
-            # as the server prints "left" and others
-            yield _ATOM, (Token("quoted", name), "(", *_listed(given), ")")
-            if kind is exp.Mod:
-                # sqlglot adds parentheses
-                yield _ATOM, (name, "(", *_listed([each.this if isinstance(each, exp.Paren) else each for each in given]), ")")
-
-
-def _postfix(node: exp.Expr, *, negated: bool) -> Iterator[_Form]:
-    """Yield the texts of IN, BETWEEN, LIKE and IS, which have their NOT in the middle."""
-    this: Any = node.args.get("this")
-    negated = negated != bool(node.args.get("negate"))
-    word = ("not",) if negated else ()
-    match node:
-        case exp.In() if node.expressions:
-            yield _IN, (_Operand(this, _OPERATOR), *word, "in", "(", *_listed(node.expressions), ")")
-        case exp.Between() if not _shows_collate(node.args["low"]):
-            low, high = _Operand(node.args["low"], _OPERATOR), _Operand(node.args["high"], _OPERATOR)
-            yield _IN, (_Operand(this, _OPERATOR), *word, "between", low, "and", high)
-        case exp.Like():
-            other = node.args["expression"]
-            yield _IN, (_Operand(this, _OPERATOR), *word, "like", _Operand(other, _OPERATOR))
-            yield _OPERATOR, (_Operand(this, _OPERATOR), "!~~" if negated else "~~", _Operand(other, _PLUS))
-        case exp.Is():
-            value = node.args["expression"]
-            if not isinstance(value, exp.Null | exp.Boolean):
-                return
-            name = "null" if isinstance(value, exp.Null) else str(value.this).lower()
-            # sqlglot adds parentheses
-            for each in (this, this.this) if isinstance(this, exp.Paren) else (this,):
-                yield _IS, (_Operand(each, _COMPARISON), "is", *word, name)
-                if name == "null":
-                    yield _IS, (_Operand(each, _COMPARISON), "notnull" if negated else "isnull")
-
-
-def _shows_collate(node: exp.Expr) -> bool:
-    """Whether the text has COLLATE outside of parentheses: ``b_expr`` of the grammar does not allow that."""
-    if isinstance(node, exp.Like) or type(node) in _ARITHMETIC:
-        return _shows_collate(node.this) or _shows_collate(node.args["expression"])
-    return isinstance(node, exp.Collate)
-
-
-def _column(node: exp.Column) -> tuple[_Part, ...]:
-    name = node.this
-    if len([value for value in node.args.values() if value]) > 1 or not isinstance(name, exp.Identifier):
-        raise unsupported("a column with the name of its table", hint="use the column's name alone")
-    if name.args.get("quoted"):
-        return (Token("quoted", str(name.this)),)
-    word = str(name.this).lower()
-    if word in RESERVED:
-        raise syntax_error(word)
-    return (Token("word", word),)
-
-
-def _case(node: exp.Case) -> tuple[_Part, ...]:
-    parts: list[_Part] = ["case"]
-    if node.args.get("this") is not None:
-        parts.append(_Operand(node.this))
-    for each in node.args["ifs"]:
-        parts += ["when", _Operand(each.this), "then", _Operand(each.args["true"])]
-    if node.args.get("default") is not None:
-        parts += ["else", _Operand(node.args["default"])]
-    return (*parts, "end")
-
-
-def _listed(nodes: Sequence[exp.Expr]) -> list[_Part]:
-    return _joined([_Operand(node) for node in nodes], ",")
-
-
-def _joined(operands: Sequence[_Operand], separator: str) -> list[_Part]:
-    parts: list[_Part] = []
-    for operand in operands:
-        parts += [separator, operand] if parts else [operand]
-    return parts
+    def _list(self, end: str) -> list[Node]:
+        """Expressions up to the mark that ends them: at least one."""
+        found = [self._expression()]
+        while self._take(","):
+            found.append(self._expression())
+        self._expect(end)
+        return found

@@ -48,7 +48,6 @@ _PACKAGES: Final = (
     "deltalake",
     "pyspark",
     "prometheus-client",
-    "sqlglot",
     "cython",
 )
 _README: Final = """\

@@ -18,7 +18,7 @@ import pytest
 from subscriber.rowfilter import RowFilterError
 from subscriber.rowfilter.binding import bind_expression
 from subscriber.rowfilter.sql_types import read_literal
-from subscriber.rowfilter.syntax import ParsedExpression, parse_expression
+from subscriber.rowfilter.syntax import Node, parse_expression
 from subscriber.types import PgType, TypeRegistry
 from subscriber.types.builtin import SQL_NAMES
 from tests.support.database import Database
@@ -120,7 +120,7 @@ def expressions() -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 @cache
-def parsed(text: str) -> ParsedExpression:
+def parsed(text: str) -> Node:
     return parse_expression(text)
 
 

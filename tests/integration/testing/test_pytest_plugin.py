@@ -166,7 +166,7 @@ def test_other_runs_are_not_disturbed(pytester: pytest.Pytester) -> None:
         import sys
 
         def test_nothing_is_imported():
-            heavy = {"psycopg", "asyncpg", "sqlalchemy", "sqlglot", "pyarrow", "asyncio"}
+            heavy = {"psycopg", "asyncpg", "sqlalchemy", "pyarrow", "asyncio"}
             assert not {name for name in heavy if name in sys.modules and name != "asyncio"}
             ours = {name for name in sys.modules if name.startswith("subscriber.")}
             assert ours <= {"subscriber._implementation", "subscriber.testing", "subscriber.testing.pytest_plugin"}, ours

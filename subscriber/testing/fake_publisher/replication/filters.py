@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from subscriber.errors import ConfigurationError
 from subscriber.protocol.messages import TEXT, Column, Relation, TupleData
+from subscriber.rowfilter import PublicationFilter, RelationFilters, RowFilter, combine, parse_filter
 from subscriber.testing.fake_publisher.publications import Publication
 from subscriber.testing.fake_publisher.tables import RowValues, TableShape, Types
-
-if TYPE_CHECKING:
-    from subscriber.rowfilter import RelationFilters, RowFilter
 
 __all__ = ["bound_filter", "check_command", "relation_filters", "row_passes", "whole_relation", "whole_tuple"]
 
@@ -36,9 +34,6 @@ def bound_filter(shape: TableShape, text: str, types: Types) -> RowFilter:
     Raises:
         RowFilterError: it is not valid.
     """
-    # needs the extra [rowfilter]; only publications with row filters need it
-    from subscriber.rowfilter import parse_filter  # noqa: PLC0415
-
     return parse_filter(text).bind(whole_relation(shape), types.registry)
 
 
@@ -60,8 +55,6 @@ def relation_filters(shape: TableShape, publications: Iterable[Publication], typ
     covered = [(publication, table) for publication in publications if (table := publication.covers(shape)) is not None]
     if not any(table.where for _, table in covered):
         return None
-    from subscriber.rowfilter import PublicationFilter, combine  # noqa: PLC0415
-
     names: Sequence[Literal["insert", "update", "delete"]] = ("insert", "update", "delete")
     return combine(
         PublicationFilter(
