@@ -8,7 +8,7 @@ from typing import Final
 
 from subscriber.interfaces.conditions import EVERY_ROW, SETTING, Condition
 from subscriber.interfaces.values import TableName
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
 
 __all__ = ["STORED_ANEW", "BlockRange", "CopyPart", "has_name"]
 
@@ -46,7 +46,7 @@ class CopyPart:
         """``FROM … WHERE …`` for a SELECT of the rows. ``filters``: row filters of the publisher, combined with OR."""
         conditions = self.conditions(filters)
         where = f" WHERE {' AND '.join(f'({condition})' for condition in conditions)}" if conditions else ""
-        return f"FROM {'ONLY ' if self.only else ''}{quoted(self.relation)}{where}"
+        return f"FROM {'ONLY ' if self.only else ''}{self.relation.quoted}{where}"
 
     def conditions(self, filters: Sequence[str] = ()) -> list[str]:
         """The conditions of :meth:`source`."""
@@ -85,9 +85,4 @@ class CopyPart:
 
 def has_name(name: TableName, relation_id: int) -> str:
     """A condition: the name belongs to this relation now."""
-    return f"COALESCE(pg_catalog.to_regclass({quote_literal(quoted(name))})::pg_catalog.oid = {relation_id}, false)"
-
-
-def quoted(name: TableName) -> str:
-    """The name in SQL."""
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
+    return f"COALESCE(pg_catalog.to_regclass({quote_literal(name.quoted)})::pg_catalog.oid = {relation_id}, false)"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from subscriber.config import CopyData
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.protocol.quoting import quote_identifier
 
 if TYPE_CHECKING:
     # `subscriber status` needs none of these
@@ -54,6 +55,11 @@ class TableName:
     def pair(self) -> tuple[str, str]:
         """Schema and name."""
         return self.namespace, self.name
+
+    @property
+    def quoted(self) -> str:
+        """The name in SQL."""
+        return f"{quote_identifier(self.namespace)}.{quote_identifier(self.name)}"
 
     def __str__(self) -> str:
         return f"{self.namespace}.{self.name}"

@@ -72,12 +72,8 @@ def differences(publisher: DatabaseSchema, target: DatabaseSchema) -> list[Schem
     return sorted(found, key=lambda each: (_ORDER.index(each.kind), "FOREIGN KEY" in " ".join(each.ddl)))
 
 
-def _quoted(name: TableName) -> str:
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
-
-
 def _table(table: TableSchema, there: TableSchema) -> Iterator[SchemaDifference]:
-    alter = f"ALTER TABLE {_quoted(table.name)}"
+    alter = f"ALTER TABLE {table.name.quoted}"
     columns = {column.name: column for column in there.columns}
     for column in table.columns:
         if column.name not in columns:
@@ -99,7 +95,7 @@ def _table(table: TableSchema, there: TableSchema) -> Iterator[SchemaDifference]
         yield SchemaDifference(kind="identity", name=table.name, message=message, ddl=ddl)
     if table.comment != there.comment:
         message = f'the comment on table "{table.name}" differs'
-        statement = f"COMMENT ON TABLE {_quoted(table.name)} IS {_literal(table.comment)};"
+        statement = f"COMMENT ON TABLE {table.name.quoted} IS {_literal(table.comment)};"
         yield SchemaDifference(kind="comment", name=table.name, message=message, ddl=(statement,))
 
 
@@ -118,7 +114,7 @@ def column_sql(column: ColumnSchema, sequence: str = "") -> str:
 
 
 def _compared(table: TableName, column: ColumnSchema, there: ColumnSchema) -> Iterator[SchemaDifference]:
-    alter = f"ALTER TABLE {_quoted(table)} ALTER COLUMN {quote_identifier(column.name)}"
+    alter = f"ALTER TABLE {table.quoted} ALTER COLUMN {quote_identifier(column.name)}"
     what = f'column "{column.name}" of table "{table}"'
     if (column.type, column.collation) != (there.type, there.collation):
         message = f"{what} has type {_type(there)} in the target, and {_type(column)} on the publisher"
@@ -137,7 +133,7 @@ def _compared(table: TableName, column: ColumnSchema, there: ColumnSchema) -> It
         message = f"{what} has {_value(there)} in the target, and {_value(column)} on the publisher"
         yield SchemaDifference(kind="default", name=table, message=message, ddl=tuple(_default(alter, column, there)))
     if column.comment != there.comment:
-        statement = f"COMMENT ON COLUMN {_quoted(table)}.{quote_identifier(column.name)} IS {_literal(column.comment)};"
+        statement = f"COMMENT ON COLUMN {table.quoted}.{quote_identifier(column.name)} IS {_literal(column.comment)};"
         yield SchemaDifference(kind="comment", name=table, message=f"the comment on {what} differs", ddl=(statement,))
 
 
@@ -207,7 +203,7 @@ def _unmatched(these: Sequence[_Named], there: Sequence[_Named], key: Callable[[
 def _constraints(
     table: TableName, constraints: Sequence[ConstraintSchema], there: Sequence[ConstraintSchema]
 ) -> Iterator[SchemaDifference]:
-    alter = f"ALTER TABLE {_quoted(table)}"
+    alter = f"ALTER TABLE {table.quoted}"
     missing, left = _unmatched(constraints, there, lambda each: (each.kind, _canonical(each.definition)))
     for each in missing:
         add = f"{alter} ADD CONSTRAINT {quote_identifier(each.name)} {each.definition};"
@@ -261,7 +257,7 @@ def _sequences(publisher: DatabaseSchema, target: DatabaseSchema) -> Iterator[Sc
             continue
         if there is None:
             message = f'sequence "{each.name}" does not exist in the target'
-            statement = f"CREATE SEQUENCE {_quoted(each.name)} {each.options};"
+            statement = f"CREATE SEQUENCE {each.name.quoted} {each.options};"
             yield SchemaDifference(kind="sequence", name=each.name, message=message, ddl=(statement,))
         elif (there.name, there.options) != (each.name, each.options):
             message = f'sequence "{each.name}" is {there.name} {there.options} in the target, and {each.options} on the publisher'
@@ -269,18 +265,18 @@ def _sequences(publisher: DatabaseSchema, target: DatabaseSchema) -> Iterator[Sc
         if each.owner is not None and (there is None or there.owner != each.owner):
             table, column = each.owner
             message = f'column "{column}" of table "{table}" does not own sequence "{each.name}" in the target'
-            statement = f"ALTER SEQUENCE {_quoted(each.name)} OWNED BY {_quoted(table)}.{quote_identifier(column)};"
+            statement = f"ALTER SEQUENCE {each.name.quoted} OWNED BY {table.quoted}.{quote_identifier(column)};"
             yield SchemaDifference(kind="owner", name=each.name, message=message, ddl=(statement,))
 
 
 def _altered(sequence: SequenceSchema, there: SequenceSchema) -> Iterator[str]:
     if there.options != sequence.options:
-        yield f"ALTER SEQUENCE {_quoted(there.name)} {sequence.options};"
+        yield f"ALTER SEQUENCE {there.name.quoted} {sequence.options};"
     moved = TableName(sequence.name.namespace, there.name.name)
     if there.name != moved:
-        yield f"ALTER SEQUENCE {_quoted(there.name)} SET SCHEMA {quote_identifier(moved.namespace)};"
+        yield f"ALTER SEQUENCE {there.name.quoted} SET SCHEMA {quote_identifier(moved.namespace)};"
     if moved != sequence.name:
-        yield f"ALTER SEQUENCE {_quoted(moved)} RENAME TO {quote_identifier(sequence.name.name)};"
+        yield f"ALTER SEQUENCE {moved.quoted} RENAME TO {quote_identifier(sequence.name.name)};"
 
 
 def _comes_with_its_column(owner: tuple[TableName, str], publisher: DatabaseSchema, target: DatabaseSchema) -> bool:

@@ -267,11 +267,11 @@ def _statements(table: TableSchema, schema: DatabaseSchema, key: str | None) -> 
     for column in bare:
         sequence = options.get((table.name, column.name)) if column.identity else None
         # the type is that of the column
-        named = sequence and f" (SEQUENCE NAME {_quoted(sequence.name)} INCREMENT {sequence.options.partition(' INCREMENT ')[2]})"
+        named = sequence and f" (SEQUENCE NAME {sequence.name.quoted} INCREMENT {sequence.options.partition(' INCREMENT ')[2]})"
         columns.append(column_sql(column, named or ""))
     empty = replace(table, columns=bare, constraints=(), indexes=(), replica_identity="d", comment=None)
     found = differences(schema, DatabaseSchema(tables={table.name: empty}))
-    name = _quoted(table.name)
+    name = table.name.quoted
     create = f"CREATE TABLE {name} ({', '.join(columns)});"
     identity = [f"ALTER TABLE {name} REPLICA IDENTITY USING INDEX {quote_identifier(key)};"] if key else []
     sequences = [statement for each in found if each.kind == "sequence" for statement in each.ddl]
@@ -300,10 +300,6 @@ def _entry(number: int, kind: str, name: TableName, statements: Sequence[str]) -
         before_data=True,
         lacking=kind != "SCHEMA",
     )
-
-
-def _quoted(name: TableName) -> str:
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 def _needed(entries: Sequence[Entry], names: Collection[tuple[str, str]]) -> list[Entry]:

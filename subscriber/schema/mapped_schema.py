@@ -122,7 +122,7 @@ def _constraint(found: ConstraintSchema, table: TableName, kept: Sequence[str], 
     other, references = found.references.pair, _name(found.references, mapping)
     referenced = tuple(mapping.column(other, name) for name in found.referenced_columns)
     head, word, tail = definition.partition(" REFERENCES ")
-    tail = _REFERENCED.sub(lambda _: _quoted(references), word + tail)
+    tail = _REFERENCED.sub(lambda _: references.quoted, word + tail)
     if referenced != found.referenced_columns:
         tail = _COLUMNS.sub(lambda _: _listed(referenced), tail, count=1)
     return replace(found, columns=columns, definition=head + tail, references=references, referenced_columns=referenced)
@@ -132,7 +132,7 @@ def _index(found: IndexSchema, table: TableName, kept: Sequence[str], mapping: T
     columns, definition = _columns(found.columns, found.definition, table, kept, mapping, listed=bool(found.columns))
     if definition is None:
         return None
-    own = _quoted(_name(table, mapping))
+    own = _name(table, mapping).quoted
     return replace(found, columns=columns, definition=_INDEXED.sub(lambda match: (match[1] or "") + own, definition))
 
 
@@ -157,10 +157,6 @@ def _columns(
     if plain is None or _read_list(plain[0]) != columns:
         return renamed, None
     return renamed, definition[: plain.start()] + _listed(renamed) + definition[plain.end() :]
-
-
-def _quoted(name: TableName) -> str:
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
 
 
 def _listed(columns: Sequence[str]) -> str:

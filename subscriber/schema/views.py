@@ -13,7 +13,7 @@ from typing import Final
 
 from subscriber.errors import PublisherError
 from subscriber.interfaces import TableName
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
 from subscriber.protocol.session_settings import unpin
 from subscriber.walreceiver.session import Session
 
@@ -102,7 +102,7 @@ async def refresh(session: Session, view: MaterializedView, *, concurrently: boo
 
 
 def _statement(view: MaterializedView, *, concurrently: bool = False) -> str:
-    name = f"{quote_identifier(view.name.namespace)}.{quote_identifier(view.name.name)}"
+    name = view.name.quoted
     return f"REFRESH MATERIALIZED VIEW {'CONCURRENTLY ' if concurrently else ''}{name}"
 
 

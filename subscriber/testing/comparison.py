@@ -14,7 +14,7 @@ import psycopg
 
 from subscriber.errors import RelationError
 from subscriber.interfaces import ComparedTables, PublishedTable, TableName
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
 from subscriber.sinks.postgres.snapshots import read_snapshot
 from subscriber.subscription.targets import is_postgres
 from subscriber.verification.compare import TableComparison
@@ -75,7 +75,7 @@ async def _opened(target: str | ComparedTables) -> AsyncIterator[TargetSnapshot]
 
 async def _described(session: Session, table: TableName) -> PublishedTable | None:
     """Describe a table as if it were published, by a publication that is rolled back."""
-    name = f"{quote_identifier(table.namespace)}.{quote_identifier(table.name)}"
+    name = table.quoted
     ((exists,),) = await session.execute(f"SELECT pg_catalog.to_regclass({quote_literal(name)}) IS NOT NULL")
     if exists != "t":
         return None

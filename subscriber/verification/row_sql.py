@@ -226,7 +226,7 @@ class TableSql:
     @property
     def relation(self) -> str:
         """The table for FROM."""
-        relation = f"{'ONLY ' if self.only else ''}{quote_identifier(self.table.namespace)}.{quote_identifier(self.table.name)}"
+        relation = f"{'ONLY ' if self.only else ''}{self.table.quoted}"
         if not self.renamed:
             return relation
         # the planner sees through it

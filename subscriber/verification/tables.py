@@ -338,7 +338,7 @@ async def _bounds(query: Query, name: TableName, column: str, estimated: int, co
 async def _even_bounds(query: Query, name: TableName, column: str, estimated: int) -> Sequence[str]:
     """Without statistics: ranges of the same width, between the ends of the index."""
     quoted = quote_identifier(column)
-    relation = f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
+    relation = name.quoted
     ((low, high),) = await query(f"SELECT min({quoted})::text, max({quoted})::text FROM {relation}")  # noqa: S608
     if low is None or high is None:
         return ()

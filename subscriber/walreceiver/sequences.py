@@ -20,7 +20,7 @@ from subscriber.config.table_names import compiled_pattern
 from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.interfaces import TableName
 from subscriber.interfaces.sequences import PublishedSequence, SequenceChoice
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
 from subscriber.walreceiver.publication import missing_publications, publications_missing, published_names, published_sequences
 from subscriber.walreceiver.session import Session
 
@@ -203,7 +203,7 @@ def _names(publications: Sequence[str]) -> str:
 
 async def _read(session: Session, found: dict[int, _Found]) -> list[PublishedSequence]:
     values = " UNION ALL ".join(
-        f"SELECT {oid} AS oid, last_value, is_called FROM {quote_identifier(each.name.namespace)}.{quote_identifier(each.name.name)}"  # noqa: S608
+        f"SELECT {oid} AS oid, last_value, is_called FROM {each.name.quoted}"  # noqa: S608
         for oid, each in found.items()
     )
     rows = await session.execute(f"""

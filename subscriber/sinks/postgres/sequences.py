@@ -16,7 +16,6 @@ import psycopg
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.interfaces.sequences import PublishedSequence, SequenceResult, SequenceState
-from subscriber.protocol.quoting import quote_identifier
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.target import Target
 
@@ -57,7 +56,7 @@ class _There:
 
     @property
     def sql(self) -> str:
-        return f"{quote_identifier(self.name.namespace)}.{quote_identifier(self.name.name)}"
+        return self.name.quoted
 
     def result(self, wanted: PublishedSequence, state: SequenceState, reason: str | None = None) -> SequenceResult:
         next_value = wanted.next_value if state is SequenceState.SET else None

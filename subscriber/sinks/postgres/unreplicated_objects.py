@@ -104,9 +104,9 @@ async def move_unlogged_rows(source: str, destination: str) -> int:
             # as for replicated rows: the source's triggers have done their work, and tables may refer to each other
             await writer.execute("SET session_replication_role = replica")
             await writer.execute("BEGIN")
-            await writer.execute(f"TRUNCATE {', '.join(map(_quoted, tables))}".encode())
+            await writer.execute(f"TRUNCATE {', '.join(table.quoted for table in tables)}".encode())
             for table, columns in tables.items():
-                what = _quoted(table) + (f" ({', '.join(map(quote_identifier, columns))})" if columns else "")
+                what = table.quoted + (f" ({', '.join(map(quote_identifier, columns))})" if columns else "")
                 async with (
                     reader.cursor() as out,
                     writer.cursor() as into,
@@ -175,7 +175,3 @@ def _batches(oids: list[int]) -> list[list[int]]:
 async def _rows(connection: _Connection, query: str, *values: object) -> list[tuple[Any, ...]]:
     with translated():
         return await (await connection.execute(query.encode(), values or None)).fetchall()
-
-
-def _quoted(name: TableName) -> str:
-    return f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"

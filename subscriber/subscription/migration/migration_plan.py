@@ -14,7 +14,7 @@ from typing import Final
 from subscriber.errors import ConfigurationError, SubscriberError
 from subscriber.interfaces import CopyFormat, TableName
 from subscriber.printable import counted
-from subscriber.protocol.quoting import quote_identifier, quote_literal
+from subscriber.protocol.quoting import quote_literal
 from subscriber.sinks.postgres.scripts import ScriptSession
 from subscriber.subscription.management.schema import check_client_programs
 from subscriber.subscription.management.unmoved import unmoved_objects
@@ -172,7 +172,7 @@ async def sample_rate(conninfo: str, target: ScriptSession, tables: Mapping[Tabl
     name, size = next(((name, size) for name, size in tables.items() if size.readable and size.rows), (None, None))
     if name is None or size is None or not size.rows:
         return None
-    relation = f"{quote_identifier(name.namespace)}.{quote_identifier(name.name)}"
+    relation = name.quoted
     async with await SnapshotReader.connect(conninfo, application_name="subscriber migrate") as reader:
         reader.reads_rows = True
         ((columns,),) = await reader.execute(

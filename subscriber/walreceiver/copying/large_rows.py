@@ -71,7 +71,7 @@ async def _largest(session: Session, table: PublishedTable, blocks: int) -> int:
     size = " + ".join(
         f"COALESCE(pg_catalog.pg_column_size({quote_identifier(column)}), 0)::pg_catalog.int8" for column in table.publisher_columns
     )
-    name = f"{quote_identifier(table.publisher_name.namespace)}.{quote_identifier(table.publisher_name.name)}"
+    name = table.publisher_name.quoted
     only = "" if table.kind == "p" else "ONLY "
     percent = min(100.0, 100.0 * _BLOCKS / max(blocks, 1))
     # int8, because the sum of several values may be larger than 2 GB

@@ -102,7 +102,7 @@ async def rows_by_key(
 async def _rows(session: Session, table: PublishedTable, conditions: Sequence[str], keys: Sequence[Sequence[str]]) -> list[Row]:
     columns = ", ".join(map(quote_identifier, table.publisher_columns))
     filters = f" WHERE ({' OR '.join(f'({each})' for each in table.row_filters)})" if table.row_filters else ""
-    relation = f"{quote_identifier(table.publisher_name.namespace)}.{quote_identifier(table.publisher_name.name)}"
+    relation = table.publisher_name.quoted
     only = "ONLY " if table.kind == "r" else ""
     # an array for each column of the key
     values = list(zip(*keys, strict=True))

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from subscriber.interfaces import CopyFormat, PublishedTable, TableName
 from subscriber.interfaces.conditions import EVERY_ROW, SETTING
-from subscriber.interfaces.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name, quoted
+from subscriber.interfaces.copy_parts import STORED_ANEW, BlockRange, CopyPart, has_name
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.walreceiver.session import Session
 
@@ -163,7 +163,7 @@ def _stored_anew(table: PublishedTable) -> str:
 def lock_query(table: PublishedTable) -> str:
     """Return a query that reads no row. Until the transaction ends, the table cannot be rewritten, renamed or dropped."""
     only = "ONLY " if table.kind == "r" else ""
-    return f"SELECT FROM {only}{quoted(table.publisher_name)} LIMIT 0"
+    return f"SELECT FROM {only}{table.publisher_name.quoted} LIMIT 0"
 
 
 def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -> str:
@@ -171,7 +171,7 @@ def copy_query(table: PublishedTable, part: CopyPart, copy_format: CopyFormat) -
     columns = ", ".join(quote_identifier(column) for column in table.publisher_columns)
     options = " WITH (FORMAT binary)" if copy_format is CopyFormat.BINARY else ""
     if part.only and not part.conditions(table.row_filters) and not table.generated:
-        return f"COPY {quoted(part.relation)}{f' ({columns})' if columns else ''} TO STDOUT{options}"
+        return f"COPY {part.relation.quoted}{f' ({columns})' if columns else ''} TO STDOUT{options}"
     source = part.source(table.row_filters)
     if table.renamed and (condition := part.condition.sql(SETTING)):
         # it has the target's names of columns
