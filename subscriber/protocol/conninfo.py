@@ -12,13 +12,12 @@ Source: PostgreSQL manual, 32.1.2 (Parameter Key Words), 32.16 (The Password Fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from subscriber.errors import ConfigurationError
 
-__all__ = ["NO_WEAK_METHOD", "SCRAM", "StoredConninfo", "confined", "secured"]
+__all__ = ["NO_WEAK_METHOD", "SCRAM", "StoredConninfo", "secured"]
 
 SCRAM: Final = "scram-sha-256"
 NO_WEAK_METHOD: Final = "!password,!md5"
@@ -62,18 +61,6 @@ def secured(parameters: Mapping[str, Any], *, stored: bool, environment: Mapping
         may_be_none = not own or found.get("sslcert") or environment.get("PGSSLCERT")
         found["require_auth"] = f"{SCRAM},none" if may_be_none else SCRAM
     return found
-
-
-def confined(conninfo: str) -> str:
-    """Keywords and values from a file, for libpq itself: of a keyword that comes twice, it takes the last.
-
-    Raises:
-        ConfigurationError: it has a parameter that a stored one may not have.
-    """
-    for name in (*_REFUSED, "service"):
-        if re.search(rf"(?:^|\s){name}\s*=", conninfo):
-            raise ConfigurationError(f"the connection string in a file has {name}", hint="use a passfile")
-    return f"{conninfo} password='' require_auth='{NO_WEAK_METHOD}'"
 
 
 def _confine(parameters: dict[str, Any]) -> None:

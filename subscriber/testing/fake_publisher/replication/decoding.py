@@ -119,7 +119,6 @@ class DecodingStatistics:
     stream_count: int = 0
     stream_bytes: int = 0
     total_txns: int = 0
-    total_bytes: int = 0
 
 
 class Decoder:
