@@ -65,11 +65,13 @@ class FiringTrigger:
         table: its table.
         name: its name.
         disable: SQL that keeps it from firing.
+        enable: what undoes that.
     """
 
     table: TableName
     name: str
     disable: str
+    enable: str
 
     @property
     def reads_parked(self) -> RelationError:
@@ -78,6 +80,15 @@ class FiringTrigger:
             f'trigger "{self.name}" of table "{self.table}" fires for changes, and may read a table that is parked',
             sqlstate="55000",
             hint=f"{self.disable}, or use on_error = retry",
+        )
+
+    def fires_for_replaced(self, table: TableName) -> RelationError:
+        """The error of a table that is reconciled: a row that is only updated is deleted and stored again, which it would see."""
+        return RelationError(
+            f'trigger "{self.name}" of table "{self.table}" fires for the rows that are deleted and written while table "{table}" is'
+            " reconciled",
+            sqlstate="55000",
+            hint=f"{self.disable}; afterwards {self.enable}",
         )
 
 

@@ -158,11 +158,7 @@ class OpenedMemorySink:
         return Applier(self._target, self._relations.types, self.statistics, f"pg_{self._record.oid}")
 
     async def apply(self, batch: Batch) -> None:
-        """Apply the transactions of a batch one by one. See :meth:`subscriber.interfaces.Stream.apply`.
-
-        Raises:
-            ApplyError, RelationError, ProtocolError, TargetUnavailable
-        """
+        """Apply the transactions of a batch one by one. See :meth:`subscriber.interfaces.Stream.apply`."""
         for transaction in batch.transactions:
             changes, described = await self._relations.read(transaction, batch.gate, self.statistics)
             if transaction.end_lsn > self._position.lsn:
@@ -177,11 +173,7 @@ class OpenedMemorySink:
         return False
 
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
-        """Store the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`.
-
-        Raises:
-            ProtocolError, TargetUnavailable
-        """
+        """Store the changes of a prepared transaction. See :meth:`subscriber.interfaces.TwoPhaseSink.prepare`."""
         transaction = prepared.transaction
         changes, described = await self._relations.read(transaction, gate, self.statistics)
         self._relations.learn(described)

@@ -152,11 +152,7 @@ async def subscription_exists(target: Target, name: str) -> bool:
 
 @contextlib.asynccontextmanager
 async def querying(target: Target) -> AsyncIterator[Query]:
-    """A transaction for SELECTs. See :meth:`subscriber.interfaces.PostgresDatabase.querying`.
-
-    Raises:
-        TargetUnavailable, TargetError
-    """
+    """A transaction for SELECTs. See :meth:`subscriber.interfaces.PostgresDatabase.querying`."""
     connection = await target.connect(_APPLICATION)
     try:
         await run_query(connection, "BEGIN READ ONLY")

@@ -165,11 +165,7 @@ class OpenedPostgresSink(CatalogSink):
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SessionRows]:
-        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
-
-        Raises:
-            TargetUnavailable
-        """
+        """The subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`."""
         async with self.session.transaction():
             yield self._rows
 
@@ -237,11 +233,7 @@ class OpenedPostgresSink(CatalogSink):
             await rows.set_ready({relid: tables[table] for table, relid in found.items() if not isinstance(relid, RelationError)})
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.interfaces.Stream.apply`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
+        """Apply a batch, and store its end LSN in the same transaction. See :meth:`subscriber.interfaces.Stream.apply`."""
         self._require_ready()
         before = self._applier.position
         await (self._groups or self._applier).apply(batch)
@@ -249,11 +241,7 @@ class OpenedPostgresSink(CatalogSink):
             self._durability.committed(before, None)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """See :meth:`subscriber.interfaces.Stream.skip`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
+        """See :meth:`subscriber.interfaces.Stream.skip`."""
         assert not isinstance(event, CommitPrepared), "it prepares in the target"
         with self._moving():
             if isinstance(event, PreparedTransaction):
@@ -268,11 +256,7 @@ class OpenedPostgresSink(CatalogSink):
                 self._applier.position = max(event.end_lsn, self._applier.position)
 
     async def ping(self) -> None:
-        """See :meth:`subscriber.interfaces.PingedSink.ping`.
-
-        Raises:
-            TargetUnavailable
-        """
+        """See :meth:`subscriber.interfaces.PingedSink.ping`."""
         await self.session.ping(_PING_SECONDS)
         await self.reader.ping(_PING_SECONDS)
 
@@ -286,11 +270,7 @@ class OpenedPostgresSink(CatalogSink):
         return True
 
     async def open_parallel(self, xid: int, gate: Callable[[Relation], bool | None], *, streamed: bool = True) -> ParallelTransaction:
-        """Begin to apply a transaction before its end. See :meth:`subscriber.interfaces.ParallelSink.open_parallel`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """Begin to apply a transaction before its end. See :meth:`subscriber.interfaces.ParallelSink.open_parallel`."""
         self._require_ready()
         session = await self._parallel.take()
         try:
@@ -316,11 +296,7 @@ class OpenedPostgresSink(CatalogSink):
         )
 
     async def holding_up(self, waiting: ParallelTransaction | None, others: Sequence[ParallelTransaction]) -> Sequence[ParallelTransaction]:
-        """Those of the others for which a running call waits. See :meth:`subscriber.interfaces.ParallelSink.holding_up`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """Those of the others for which a running call waits. See :meth:`subscriber.interfaces.ParallelSink.holding_up`."""
         if isinstance(waiting, PostgresParallelTransaction):
             pid = waiting.pid
         else:

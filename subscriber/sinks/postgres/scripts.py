@@ -50,11 +50,7 @@ class ScriptSession:
             await self._connection.execute(script.encode(errors="surrogateescape"))
 
     async def query(self, sql: str, /, *values: str) -> Sequence[Sequence[str | None]]:
-        """See :class:`subscriber.interfaces.Query`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """See :class:`subscriber.interfaces.Query`."""
         return await run_query(self._connection, sql, *values)
 
     async def try_copy(self, columns: int, rows: AsyncIterator[bytes]) -> None:

@@ -71,11 +71,7 @@ class PostgresSink:
         return self._shared.statistics
 
     async def exists(self, name: str) -> bool:
-        """Whether the target's catalog has the subscription. See :meth:`subscriber.interfaces.Sink.exists`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """Whether the target's catalog has the subscription. See :meth:`subscriber.interfaces.Sink.exists`."""
         require_name(name)
         found = await subscription_exists(self._target, name)
         self._known = found or self._defined
@@ -155,11 +151,7 @@ class PostgresSink:
         return CatalogReader(await self._target.connect_asyncpg(session.connection, name, apply_settings("local", catalog=True)))
 
     async def activity(self) -> TargetActivity:
-        """See :meth:`subscriber.interfaces.WatchedSink.activity`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """See :meth:`subscriber.interfaces.WatchedSink.activity`."""
         return await self._watcher.activity() if self._watcher is not None else TargetActivity(math.inf)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:

@@ -60,7 +60,7 @@ from subscriber.catalog.model import Kind
 from subscriber.sinks.sqlalchemy.catalog_types import LsnText, Names
 
 __all__ = [
-    "CATALOG_TABLES",
+    "CATALOG",
     "FENCE",
     "FIRST_OID",
     "OF_SUBSCRIPTION",
@@ -158,17 +158,16 @@ _TYPES: Final[Mapping[Kind, TypeEngine[Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CatalogTables:
-    """The tables for one dialect.
+    """The tables.
 
     Attributes:
         metadata: contains all tables.
-        version, prepared_transaction_chunk: tables with columns that are declared only in this module.
+        version: has columns that are declared only in this module.
         by_name: all tables except ``version``, by their names in the model.
     """
 
     metadata: MetaData
     version: Table
-    prepared_transaction_chunk: Table
     by_name: Mapping[str, Table]
 
     @property
@@ -188,12 +187,12 @@ class CatalogTables:
         return self.by_name["prepared_transaction"]
 
     @property
-    def received_prepare(self) -> Table:
-        return self.by_name["received_prepare"]
+    def prepared_transaction_chunk(self) -> Table:
+        return self.by_name["prepared_transaction_chunk"]
 
     @property
-    def worker(self) -> Table:
-        return self.by_name["worker"]
+    def received_prepare(self) -> Table:
+        return self.by_name["received_prepare"]
 
 
 def catalog_tables(subscription: model.Table = model.PG_SUBSCRIPTION) -> CatalogTables:
@@ -219,7 +218,6 @@ def catalog_tables(subscription: model.Table = model.PG_SUBSCRIPTION) -> Catalog
             Column("target_identifier", String(20), nullable=False),
             Column("next_oid", BigInteger, nullable=False),
         ),
-        prepared_transaction_chunk=made["prepared_transaction_chunk"],
         by_name=made,
     )
 
@@ -245,5 +243,5 @@ def _literal(value: Any) -> ColumnElement[Any] | None:
     return None if value is None else literal(value)
 
 
-CATALOG_TABLES: Final = catalog_tables()
+CATALOG: Final = catalog_tables()
 """Those of every target: to build them takes ten milliseconds, as much as some runs."""

@@ -38,9 +38,9 @@ async def subscription_exists(database: Database, name: str) -> bool:
     if database.path is not None and not database.path.exists():
         return False
     async with database.reading() as connection:
-        if await catalog_version(connection, database.tables) is None:
+        if await catalog_version(connection) is None:
             return False
-        return await find_subscription(SqlAlchemyRows(connection, database.tables), name) is not None
+        return await find_subscription(SqlAlchemyRows(connection), name) is not None
 
 
 async def check_target(

@@ -37,7 +37,7 @@ from subscriber.sinks.sqlalchemy.apply.prepared_transactions import PreparedTran
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
-from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, PREFIX
 from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
@@ -108,7 +108,7 @@ class SqlAlchemyTarget:
             return self.settings.create_tables
         if self.database.path is None:
             return False
-        rel = self.database.tables.pg_subscription_rel
+        rel = CATALOG.pg_subscription_rel
         known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
         ours = {str(target_name(name)).lower() for name in (*known, *(table.name for table in tables))}
         ours |= {self.log.name.lower()} if self.log is not None else set()
@@ -152,7 +152,6 @@ class OpenedSqlAlchemySink(CatalogSink):
         self._closed = False
         self._applier = Applier(
             session,
-            self._database.tables,
             fence,
             target.make_relations(),
             Owner(state.oid),
@@ -160,7 +159,7 @@ class OpenedSqlAlchemySink(CatalogSink):
             tally=target.tally,
             committed=on_durable,
         )
-        self._two_phase = PreparedTransactions(session, fence, self._database.tables, self._applier, self._make_relations)
+        self._two_phase = PreparedTransactions(session, fence, self._applier, self._make_relations)
         reporter = Reporter(store.transaction, store.now, state.oid, target.tally)
         super().__init__(state, target.statistics, applier=self._applier, two_phase=self._two_phase, reporter=reporter)
 
@@ -173,7 +172,7 @@ class OpenedSqlAlchemySink(CatalogSink):
 
     def _rows(self, connection: AsyncConnection) -> SubscriptionRows:
         """The subscription's rows, in the open transaction."""
-        return subscription_rows(connection, self._database.tables, self.state.oid)
+        return subscription_rows(connection, self.state.oid)
 
     def _make_relations(self) -> RelationMap:
         relations = self._target.make_relations()
@@ -196,11 +195,7 @@ class OpenedSqlAlchemySink(CatalogSink):
 
     @contextlib.asynccontextmanager
     async def changing(self) -> AsyncIterator[SubscriptionRows]:
-        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`.
-
-        Raises:
-            TargetUnavailable
-        """
+        """Open a transaction on the subscription's rows. See :meth:`subscriber.catalog.subscription_rows.CatalogStateStore.changing`."""
         async with self._transaction() as connection:
             yield self._rows(connection)
 
@@ -219,9 +214,6 @@ class OpenedSqlAlchemySink(CatalogSink):
         """See :meth:`subscriber.interfaces.DescribedSink.describe_tables`.
 
         If a table cannot be created, :meth:`add_tables` returns the error.
-
-        Raises:
-            TargetError, TargetUnavailable
         """
         self._target.published.update({table.name: table for table in tables})
         # plan the relations again, with the new descriptions
@@ -298,28 +290,16 @@ class OpenedSqlAlchemySink(CatalogSink):
                     await rows.set_entry(row.relid, TableEntry(TableState.READY, tables[name]), only_from=TableState.SYNCDONE, srcopy=None)
 
     async def ping(self) -> None:
-        """See :meth:`subscriber.interfaces.PingedSink.ping`.
-
-        Raises:
-            TargetUnavailable
-        """
+        """See :meth:`subscriber.interfaces.PingedSink.ping`."""
         await self.session.ping(_PING_SECONDS)
 
     async def apply(self, batch: Batch) -> None:
-        """Apply a batch together with its end LSN. See :meth:`subscriber.interfaces.Stream.apply`.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable, SubscriptionInUse
-        """
+        """Apply a batch together with its end LSN. See :meth:`subscriber.interfaces.Stream.apply`."""
         self._require_ready()
         await self._applier.apply(batch)
 
     async def skip(self, event: Transaction | PreparedTransaction | CommitPrepared) -> None:
-        """See :meth:`subscriber.interfaces.Stream.skip`.
-
-        Raises:
-            TargetError, TargetUnavailable
-        """
+        """See :meth:`subscriber.interfaces.Stream.skip`."""
         self._require_ready()
         match event:
             case CommitPrepared():
@@ -338,11 +318,7 @@ class OpenedSqlAlchemySink(CatalogSink):
         return False
 
     async def repair(self, table: PublishedTable, key: Sequence[str], keys: Sequence[Row], rows: Sequence[Row]) -> None:
-        """See :meth:`subscriber.interfaces.RepairingSink.repair`. It waits for a row's lock for a second only: apply is held meanwhile.
-
-        Raises:
-            ApplyError, RelationError, TargetError, TargetUnavailable
-        """
+        """See :meth:`subscriber.interfaces.RepairingSink.repair`. It waits for a row's lock for a second only: apply is held meanwhile."""
         kind = self._database.dialect_name
         async with self.changing() as subscription:
             await subscription.require_alone([table.name])

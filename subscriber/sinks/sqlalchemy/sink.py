@@ -19,6 +19,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
 from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
 from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink, SqlAlchemyTarget, leave, table_names
 from subscriber.sinks.sqlalchemy.session.activity import activity
@@ -66,11 +67,7 @@ class SqlAlchemySink:
         return self._shared.statistics
 
     async def exists(self, name: str) -> bool:
-        """Whether the target has the subscription. See :meth:`subscriber.interfaces.Sink.exists`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """Whether the target has the subscription. See :meth:`subscriber.interfaces.Sink.exists`."""
         require_name(name)
         database = Database(self._target, create=False)
         try:
@@ -106,13 +103,13 @@ class SqlAlchemySink:
                     await require_unclaimed(store, oid, name)
                 fence = self._shared.fence
                 if fence is None or fence.oid != oid:
-                    fence = self._shared.fence = Fence(database.dialect_name, database.tables, oid)
+                    fence = self._shared.fence = Fence(oid)
                 async with session.transaction() as connection:
                     await fence.raise_(connection)
                 fence.raised()
                 async with session.transaction() as connection:
                     await fence.hold(connection)
-                    state = await subscription_rows(connection, database.tables, oid).subscription()
+                    state = await subscription_rows(connection, oid).subscription()
             except BaseException:
                 await leave(locks, session)
                 raise
@@ -124,19 +121,11 @@ class SqlAlchemySink:
         return self._opened
 
     async def activity(self) -> TargetActivity:
-        """See :meth:`subscriber.interfaces.WatchedSink.activity`.
-
-        Raises:
-            TargetError
-        """
+        """See :meth:`subscriber.interfaces.WatchedSink.activity`."""
         return await activity(self._shared.database, self._opened.session if self._opened is not None else None)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
-        """Return all problems that these tables would meet in the target. See :meth:`subscriber.interfaces.Sink.check`.
-
-        Raises:
-            TargetUnavailable, TargetError
-        """
+        """Return all problems that these tables would meet in the target. See :meth:`subscriber.interfaces.Sink.check`."""
         database = Database(self._target, create=False)
         try:
             creating = self._settings.create_tables
@@ -149,6 +138,6 @@ class SqlAlchemySink:
     async def _would_create(self, database: Database, tables: Sequence[PublishedTable]) -> bool:
         async with database.reading() as connection:
             found = await connection.run_sync(table_names)
-            if database.tables.pg_subscription_rel.name not in found:
+            if CATALOG.pg_subscription_rel.name not in found:
                 return not found
             return await self._shared.creates(connection, tables)

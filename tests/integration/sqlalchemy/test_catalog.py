@@ -16,6 +16,7 @@ from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
 from subscriber.interfaces import TwoPhaseState, WorkerActivity
 from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog, observe
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from tests.support.sqlalchemy_targets import OtherTarget
@@ -162,7 +163,7 @@ async def test_reports_of_workers_are_visible_while_they_run(catalog: SqlAlchemy
     async with database.writing() as connection:
         for relid, name, state in ((20000, "ready", "r"), (20001, "copying", "d")):
             await connection.execute(
-                database.tables.pg_subscription_rel.insert().values(
+                CATALOG.pg_subscription_rel.insert().values(
                     srsubid=made.oid, srrelid=relid, srnspname="public", srrelname=name, srsubstate=state, srsublsn=Lsn(5)
                 )
             )

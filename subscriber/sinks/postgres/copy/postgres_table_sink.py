@@ -62,13 +62,13 @@ from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.queries import become, run_query
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
-from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_table
@@ -270,7 +270,7 @@ class PostgresTableSink:
             TargetError: or another subclass.
         """
         table = self._replaced = await self._read_table()
-        fires = await firing_trigger(self._control.fetch, table)
+        fires = await first_firing(self._control.fetch, [table.name], lambda _: "%s")
         async with self._closed_if_in_use(), self._control.transaction():
             # also if there are none: an earlier process can store nothing any more
             found = await self._parts()
@@ -288,7 +288,7 @@ class PostgresTableSink:
             await become(connection, table.role)
             queries.append(partial(run_query, connection))
         if fires is not None and await queries[0](f"SELECT 1 FROM {table.scanned} LIMIT 1"):
-            raise fires
+            raise fires.fires_for_replaced(table.name)
         return TargetRows(queries, self._kept)
 
     async def replace(self, replacements: Sequence[Replacement], columns: Sequence[str], copy_format: CopyFormat) -> None:

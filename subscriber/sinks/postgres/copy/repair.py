@@ -20,9 +20,9 @@ from subscriber.sinks.postgres.catalog.session_rows import SessionRows
 from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.queries import run_query
-from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
 from subscriber.sinks.postgres.tables.relation_mapping import described_relation, map_relation, qualified_name
 from subscriber.sinks.postgres.tables.table_reader import read_table
 
@@ -62,8 +62,8 @@ async def repair_rows(
     """
     target = await read_table(reader, table.name, as_owner=as_owner)
     map_relation(described_relation(table), target)
-    if (fires := await firing_trigger(session.fetch, target)) is not None:
-        raise fires
+    if (fires := await first_firing(session.fetch, [target.name], lambda _: "%s")) is not None:
+        raise fires.fires_for_replaced(target.name)
 
     async def read() -> Sequence[Row]:
         return rows

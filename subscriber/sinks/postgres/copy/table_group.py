@@ -31,6 +31,7 @@ from subscriber.sinks.postgres.catalog.rows import PostgresRows
 from subscriber.sinks.postgres.copy.copy_in import CopyIn
 from subscriber.sinks.postgres.copy.replaced_rows import ReplacedRows
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
+from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.locks import parallel_key, table_key
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
@@ -38,7 +39,6 @@ from subscriber.sinks.postgres.session.queries import become, fetch_rows, run_qu
 from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
-from subscriber.sinks.postgres.tables.firing_triggers import firing_trigger
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
 from subscriber.sinks.postgres.tables.table_reader import read_tables
 
@@ -176,11 +176,11 @@ class PostgresTableGroup:
             # of all tables at once. If one of them is shared, each is synchronized alone
             await SubscriptionRows(PostgresRows(fetch, lambda _: "%s"), self._oid).require_alone(list(self._tables))
             self._alone = True
-        fires = await firing_trigger(fetch, target)
+        fires = await first_firing(fetch, [target.name], lambda _: "%s")
         async with self._begun(table) as copying:
             await become(connection, target.role)
             if fires is not None and await query(f"SELECT 1 FROM {target.scanned} LIMIT 1"):  # noqa: S608
-                raise fires
+                raise fires.fires_for_replaced(target.name)
         self._replaced = copying, ReplacedRows(self._connection, copying, target, table.columns, kept="")
         return TargetRows([query])
 

@@ -11,12 +11,14 @@ from subscriber.catalog.store import FiringTrigger
 from subscriber.interfaces import TableName
 from subscriber.sinks.postgres.session.catalog_reader import Execute
 
-__all__ = ["FIRING", "first_firing"]
+__all__ = ["first_firing"]
 
 # a trigger of a partition that was made for one of the partitioned table is internal in old versions
-FIRING: Final = """
+_FIRING: Final = """
 WITH RECURSIVE tree(oid) AS (
-    {}
+    SELECT c.oid FROM ROWS FROM (pg_catalog.unnest({}::text[]::name[]), pg_catalog.unnest({}::text[]::name[])) AS wanted(nspname, relname)
+      JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
+      JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
   UNION ALL
     SELECT h.inhrelid FROM tree AS t JOIN pg_catalog.pg_inherits AS h ON h.inhparent = t.oid
       JOIN pg_catalog.pg_class AS c ON c.oid = h.inhrelid AND c.relispartition
@@ -31,13 +33,6 @@ SELECT n.nspname::text, c.relname::text, g.tgname::text, pg_catalog.quote_ident(
 """
 
 
-_NAMED: Final = """
-    SELECT c.oid FROM ROWS FROM (pg_catalog.unnest({}::text[]::name[]), pg_catalog.unnest({}::text[]::name[])) AS wanted(nspname, relname)
-    JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.nspname
-    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
-"""
-
-
 async def first_firing(execute: Execute, tables: Sequence[TableName], placeholder: Callable[[int], str]) -> FiringTrigger | None:
     """Return the first trigger of these tables or their partitions.
 
@@ -49,8 +44,9 @@ async def first_firing(execute: Execute, tables: Sequence[TableName], placeholde
     Raises:
         TargetError: or a subclass.
     """
-    query = FIRING.format(_NAMED.format(placeholder(1), placeholder(2)))
+    query = _FIRING.format(placeholder(1), placeholder(2))
     names = [each.namespace for each in tables], [each.name for each in tables]
-    for namespace, name, trigger, quoted, alter, _ in await execute(query, *names):
-        return FiringTrigger(TableName(namespace, name), trigger, f"{alter} DISABLE TRIGGER {quoted}")
+    for namespace, name, trigger, quoted, alter, enabled in await execute(query, *names):
+        enable = f"{alter} ENABLE {enabled} TRIGGER {quoted}"
+        return FiringTrigger(TableName(namespace, name), trigger, f"{alter} DISABLE TRIGGER {quoted}", enable)
     return None

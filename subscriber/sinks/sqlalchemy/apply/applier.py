@@ -49,7 +49,6 @@ from subscriber.sinks.sqlalchemy.apply.bulk import BulkTables
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap, SchemaBehind
 from subscriber.sinks.sqlalchemy.apply.transaction_runner import TransactionRunner
 from subscriber.sinks.sqlalchemy.catalog.rows import move_position, subscription_rows
-from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
 from subscriber.sinks.sqlalchemy.schema.altered_columns import make_step
 from subscriber.sinks.sqlalchemy.schema.column_steps import Drop, Found, Rename
 from subscriber.sinks.sqlalchemy.session.fence import Fence
@@ -79,7 +78,6 @@ class Applier:
     def __init__(
         self,
         session: Session,
-        tables: CatalogTables,
         fence: Fence,
         relations: RelationMap,
         owner: Owner,
@@ -89,7 +87,6 @@ class Applier:
         committed: Callable[[Lsn], None],
     ) -> None:
         self._session = session
-        self._tables = tables
         self._fence = fence
         self.relations = relations
         self.owner = owner
@@ -214,7 +211,7 @@ class Applier:
                 await self._store_columns(connection, behind.relation, step.known)
 
     async def _store_columns(self, connection: AsyncConnection, relation: Relation, known: KnownColumns) -> None:
-        rows = subscription_rows(connection, self._tables, self.owner.oid)
+        rows = subscription_rows(connection, self.owner.oid)
         await rows.store_columns(TableName(relation.namespace, relation.name), known)
 
     async def _once(
@@ -278,7 +275,7 @@ class Applier:
         self._committed(lsn)
 
     async def _move_position(self, connection: AsyncConnection, lsn: Lsn) -> None:
-        await move_position(connection, self._tables, self.owner.oid, self.owner.relid, before=self.position, lsn=lsn)
+        await move_position(connection, self.owner.oid, self.owner.relid, before=self.position, lsn=lsn)
 
 
 async def _is_earlier(transaction: Transaction, relation: Relation) -> bool:

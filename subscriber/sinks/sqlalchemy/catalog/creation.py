@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.errors import TargetError
-from subscriber.sinks.sqlalchemy.catalog_tables import FIRST_OID, VERSION, CatalogTables
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, FIRST_OID, VERSION
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 
@@ -30,37 +30,37 @@ async def ensure_catalog(database: Database) -> None:
         TargetError: no privilege, a read-only target, or a catalog of another version.
     """
     async with database.reading() as connection:
-        if await catalog_version(connection, database.tables) is not None:
+        if await catalog_version(connection) is not None:
             return
     locks = Locks(database)
     try:
         await locks.take(CATALOG_KEY, "the catalog of the target")
         async with database.writing() as connection:
-            await _make(connection, database.tables)
+            await _make(connection)
     finally:
         await locks.close()
 
 
-async def _make(connection: AsyncConnection, tables: CatalogTables) -> None:
-    if await catalog_version(connection, tables) is not None:
+async def _make(connection: AsyncConnection) -> None:
+    if await catalog_version(connection) is not None:
         return
-    for table in tables.metadata.sorted_tables:
+    for table in CATALOG.metadata.sorted_tables:
         # check first: IF NOT EXISTS gives a warning on MariaDB
         if not await connection.run_sync(_has, table):
             await connection.execute(CreateTable(table, if_not_exists=True))
     identifier = str(secrets.randbits(63))
-    await connection.execute(insert(tables.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
+    await connection.execute(insert(CATALOG.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
 
-async def catalog_version(connection: AsyncConnection, tables: CatalogTables) -> int | None:
+async def catalog_version(connection: AsyncConnection) -> int | None:
     """Return the catalog's version, or None if the catalog does not exist or is incomplete.
 
     Raises:
         TargetError: it has another version.
     """
-    if not await connection.run_sync(_has, tables.version):
+    if not await connection.run_sync(_has, CATALOG.version):
         return None
-    version: int | None = (await connection.execute(select(tables.version.c.version))).scalar()
+    version: int | None = (await connection.execute(select(CATALOG.version.c.version))).scalar()
     if version is not None and version != VERSION:
         raise TargetError(
             f"the catalog in the target has version {version}, but this program needs version {VERSION}",
@@ -69,16 +69,16 @@ async def catalog_version(connection: AsyncConnection, tables: CatalogTables) ->
     return version
 
 
-async def has_catalog(connection: AsyncConnection, tables: CatalogTables) -> bool:
+async def has_catalog(connection: AsyncConnection) -> bool:
     """Whether there is a catalog, for callers that only read.
 
     Raises:
         TargetError: it has another version, or its table of versions is empty.
     """
-    if not await connection.run_sync(_has, tables.version):
+    if not await connection.run_sync(_has, CATALOG.version):
         return False
-    if await catalog_version(connection, tables) is None:
-        raise TargetError(f'table "{tables.version.name}" of the target is empty', hint="restore it from a backup")
+    if await catalog_version(connection) is None:
+        raise TargetError(f'table "{CATALOG.version.name}" of the target is empty', hint="restore it from a backup")
     return True
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 from subscriber.catalog.subscriptions import find_subscription, remove_rows
 from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
-from subscriber.sinks.sqlalchemy.catalog_tables import OF_SUBSCRIPTION
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, OF_SUBSCRIPTION
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.session.database import Database
 
@@ -62,9 +62,8 @@ class TargetInspection:
 
     async def has_catalog(self) -> bool:
         """Whether the target has this program's catalog."""
-        version = self._database.tables.version
         async with self._database.reading() as connection:
-            return await connection.run_sync(lambda sync: inspect(sync).has_table(version.name))
+            return await connection.run_sync(lambda sync: inspect(sync).has_table(CATALOG.version.name))
 
     async def existing(self, tables: Iterable[TableName]) -> list[str]:
         """Return the names, in the target, of those tables of the publisher that have a table there."""
@@ -88,7 +87,7 @@ class TargetInspection:
 
     async def prepared_transactions(self) -> frozenset[int]:
         """Return the publisher's ids of the prepared transactions that are stored in the target."""
-        prepared = self._database.tables.prepared_transaction
+        prepared = CATALOG.prepared_transaction
         async with self._database.reading() as connection:
             return frozenset((await connection.execute(select(prepared.c.xid).where(prepared.c.complete))).scalars())
 
@@ -124,7 +123,7 @@ class TargetInspection:
         if not await self.has_catalog():
             return
         async with self._database.writing() as connection:
-            rows = SqlAlchemyRows(connection, self._database.tables)
+            rows = SqlAlchemyRows(connection)
             found = await find_subscription(rows, name)
             if found is not None:
                 await remove_rows(rows, OF_SUBSCRIPTION, found["oid"])
@@ -132,11 +131,10 @@ class TargetInspection:
             await self._drop_unused_catalog()
 
     async def _drop_unused_catalog(self) -> None:
-        tables = self._database.tables
         async with self._database.writing() as connection:
-            if (await connection.execute(select(func.count()).select_from(tables.by_name["pg_subscription"]))).scalar():
+            if (await connection.execute(select(func.count()).select_from(CATALOG.by_name["pg_subscription"]))).scalar():
                 return
-            for each in tables.metadata.sorted_tables:
+            for each in CATALOG.metadata.sorted_tables:
                 await connection.execute(DropTable(each, if_exists=True))
 
     async def close(self) -> None:

@@ -48,12 +48,12 @@ class SqlAlchemyStore:
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[SqlAlchemyRows]:
         async with self.database.writing() as connection:
-            yield SqlAlchemyRows(connection, self.database.tables)
+            yield SqlAlchemyRows(connection)
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[SqlAlchemyRows]:
         async with self.database.reading() as connection:
-            yield SqlAlchemyRows(connection, self.database.tables)
+            yield SqlAlchemyRows(connection)
 
     async def take_lock(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
         await self._locks.take(key, what, wait, lost=lost)

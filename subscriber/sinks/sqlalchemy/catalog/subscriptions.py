@@ -67,7 +67,7 @@ async def observe(target: str) -> Sequence[Observation]:
     store = SqlAlchemyStore(database, Locks(database))
     try:
         async with database.reading() as connection:
-            if not await has_catalog(connection, database.tables):
+            if not await has_catalog(connection):
                 return []
         return await observe_store(store)
     finally:

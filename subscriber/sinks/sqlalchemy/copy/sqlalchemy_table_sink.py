@@ -59,7 +59,7 @@ from subscriber.sinks.sqlalchemy.copy.staging import Staging
 from subscriber.sinks.sqlalchemy.schema.altered_columns import add_columns
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.schema.target_table import TargetTable, load_target_table
-from subscriber.sinks.sqlalchemy.schema.triggers import firing_trigger
+from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.database_errors import passing_values, translated
 from subscriber.sinks.sqlalchemy.session.fence import Fence
@@ -175,11 +175,11 @@ class SqlAlchemyTableSink:
         """
         async with self._locked(TableState.DATASYNC) as (connection, rows, _):
             found = await reflect(connection, self._table)
-            fires = None if found is None else await firing_trigger(connection, self._table, found.table)
+            fires = await first_firing(connection, [self._table])
             if self._mode is not SyncMode.COPY:
                 await rows.require_alone([self._table])
             if found is not None and fires is not None and await _has_rows(connection, found.table):
-                raise fires
+                raise fires.fires_for_replaced(self._table)
         for _ in range(sessions):
             self._comparing.append(await self._database.connect())
         return SnapshotSessions(self._database, list(self._comparing), contextlib.AsyncExitStack())
@@ -209,7 +209,7 @@ class SqlAlchemyTableSink:
             raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
         async with self._session.transaction() as connection:
             await self._fence.hold(connection)
-            rows = subscription_rows(connection, self._database.tables, self._fence.oid)
+            rows = subscription_rows(connection, self._fence.oid)
             row = await rows.table(self._table, lock=True)
             if row is None:
                 raise RelationError(f'table "{self._table}" is no longer part of the subscription', hint="refresh the subscription")
@@ -389,7 +389,6 @@ class SqlAlchemyTableSink:
                 raise TargetUnavailable(f'the synchronization of table "{self._table}" is closed', hint="it is retried")
             self._applier = Applier(
                 self._session,
-                self._database.tables,
                 self._fence,
                 self._make_relations(),
                 Owner(self._fence.oid, self.relation_id),

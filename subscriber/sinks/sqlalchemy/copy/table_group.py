@@ -78,7 +78,7 @@ class SqlAlchemyTableGroup:
         return self._session
 
     def _rows(self, connection: AsyncConnection) -> SubscriptionRows:
-        return subscription_rows(connection, self._database.tables, self._fence.oid)
+        return subscription_rows(connection, self._fence.oid)
 
     async def begin(self, tables: Sequence[TableName]) -> Mapping[TableName, int]:
         self._session = await self._database.connect()

@@ -26,7 +26,6 @@ from typing import Final
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from subscriber.errors import TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG_TABLES, CatalogTables
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.engine import BEGIN, complete_url, make_engine, sqlite_path, url_understood
 from subscriber.sinks.sqlalchemy.session.session import END_SECONDS, Session
@@ -57,7 +56,6 @@ class Database:
         url: the URL with its driver.
         dialect_name: SQLAlchemy's name of the kind of database.
         path: the SQLite file, or None.
-        tables: the tables of this program's catalog in the target.
 
     Raises:
         ConfigurationError: the text is not a URL; there is no dialect for this kind of database; its driver is missing or not
@@ -71,7 +69,6 @@ class Database:
         self._engine = make_engine(self.url)
         self.dialect_name = self._engine.dialect.name
         self.path = sqlite_path(self.url) if self.dialect_name == "sqlite" else None
-        self.tables: CatalogTables = CATALOG_TABLES
         self._writer_turn = asyncio.Lock()
         self._writing_turn, self._reading_turn = asyncio.Lock(), asyncio.Lock()
         self._writing: Session | None = None

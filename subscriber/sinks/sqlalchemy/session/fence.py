@@ -27,7 +27,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.catalog_tables import CatalogTables
+from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
 
 __all__ = ["Fence"]
 
@@ -38,14 +38,10 @@ class Fence:
     """The fence of one sink, shared by all its sessions.
 
     Args:
-        dialect_name: SQLAlchemy's name of the kind of database.
-        tables: the catalog.
         oid: the subscription's.
     """
 
-    def __init__(self, dialect_name: str, tables: CatalogTables, oid: int) -> None:
-        self._dialect_name = dialect_name
-        self._fence = tables.fence
+    def __init__(self, oid: int) -> None:
         self.oid = oid
         self._token: int | None = None
 
@@ -56,7 +52,7 @@ class Fence:
             TargetError: the subscription does not exist any more.
             TargetUnavailable: a transaction of an earlier writer does not end.
         """
-        fence = self._fence
+        fence = CATALOG.fence
         # This process has no token until the commit is known to have succeeded. If the answer to a successful commit is lost, the row has a
         # token that no process has: a table's synchronization that finds it has to retry, and must not report another process.
         self._token = None
@@ -76,11 +72,11 @@ class Fence:
             SubscriptionInUse: another process is the writer.
             TargetUnavailable: this process has just opened the sink again.
         """
-        fence, token = self._fence, self._token
+        fence, token = CATALOG.fence, self._token
         row = fence.c.srsubid == self.oid
-        if self._dialect_name == "sqlite":
+        if connection.dialect.name == "sqlite":
             found = (await connection.execute(select(fence.c.token).where(row))).scalar()
-        elif self._dialect_name in _FOR_SHARE:
+        elif connection.dialect.name in _FOR_SHARE:
             found = (await connection.execute(select(fence.c.token).where(row).with_for_update(read=True))).scalar()
         else:
             moved = await connection.execute(update(fence).where(row, fence.c.token == token).values(token=fence.c.token))

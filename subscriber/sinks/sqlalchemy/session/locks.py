@@ -69,7 +69,7 @@ class Locks:
     @property
     def number(self) -> int | None:
         """The number of the session that takes the locks; None if no session does."""
-        return self._backend.session.number if isinstance(self._backend, _SessionLocks) and self._backend.session is not None else None
+        return self._backend.session.number if isinstance(self._backend, _MysqlLocks) and self._backend.session is not None else None
 
     async def take(self, key: str, what: str, wait: float | None = None, *, lost: int | None = None) -> None:
         """Take a lock.
@@ -134,8 +134,8 @@ def _backend(database: Database, session: Session | None) -> _Backend:
             return _NoLocks()
 
 
-class _SessionLocks:
-    """The common part of locks that belong to a session."""
+class _MysqlLocks:
+    """Locks that belong to a session."""
 
     def __init__(self, database: Database, session: Session | None) -> None:
         self._database = database
@@ -167,18 +167,6 @@ class _SessionLocks:
                 await self.release(key)
         self.session = None
 
-    async def release(self, key: str) -> None:
-        raise NotImplementedError
-
-    async def _execute(self, statement: str) -> None:
-        # self.session exists: it has just tried to take the lock. The statement fails if the session to be ended has gone already
-        assert self.session is not None
-        with contextlib.suppress(TargetError):
-            async with self.session.snapshot() as connection:
-                await connection.exec_driver_sql(statement)
-
-
-class _MysqlLocks(_SessionLocks):
     async def try_take(self, key: str) -> bool:
         # GET_LOCK succeeds again in the same session
         if key in self._mine and self.session is not None and self.session.usable:
@@ -201,7 +189,11 @@ class _MysqlLocks(_SessionLocks):
         return None if found is None else str(found)
 
     async def end(self, number: int) -> None:
-        await self._execute(f"KILL {number}")
+        # self.session exists: it has just tried to take the lock. The statement fails if the session to be ended has gone already
+        assert self.session is not None
+        with contextlib.suppress(TargetError):
+            async with self.session.snapshot() as connection:
+                await connection.exec_driver_sql(f"KILL {number}")
 
     async def _name(self, key: str) -> str:
         # names of locks are global to the server, and have at most 64 characters
