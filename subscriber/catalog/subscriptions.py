@@ -26,6 +26,8 @@ __all__ = ["StoredCatalog", "ensure_subscription", "find_subscription", "no_such
 
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits until the process that runs the subscription has stopped: a worker may need some seconds for its batch."""
+_STOPPED_SECONDS: Final = 3.0
+"""The same for one that its command line or a configuration file defines: that process follows no catalog, but may be ending."""
 _LAUNCHER_SECONDS: Final = 10.0
 """How long a new launcher waits for the lock: the session of a killed launcher keeps it for a while."""
 
@@ -86,15 +88,15 @@ class StoredCatalog(Generic[_Store]):
 
     @contextlib.asynccontextmanager
     async def claim(self, name: str) -> AsyncIterator[Definition]:
-        oid = (await self.find(name)).oid
-        what = f'subscription "{name}"'
+        known = await self.find(name)
+        oid, what = known.oid, f'subscription "{name}"'
         await self.store.take_lock(verb_key(oid), what)
         try:
             # before the wait for the writer's lock: a process that takes that lock later sees the new generation
             await self._next_generation(oid, 1)
             await self.store.notify()
             try:
-                await self.store.take_lock(writer_key(oid), what, _STOP_SECONDS)
+                await self.store.take_lock(writer_key(oid), what, _STOPPED_SECONDS if known.conninfo is None else _STOP_SECONDS)
             except SubscriptionInUse as error:
                 # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(oid, -1)

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 
 from subscriber.config import PARAMETERS, SETTINGS, Option, SubscriptionOptions
 from subscriber.errors import ConfigurationError
+from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 
 __all__ = [
+    "add_connection_option",
     "add_definition_arguments",
     "add_name_argument",
     "add_name_option",
@@ -25,6 +27,7 @@ __all__ = [
     "lsn",
     "names_of",
     "parameters_of",
+    "table_name",
 ]
 
 
@@ -137,6 +140,16 @@ def add_sides_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_connection_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--connection`` of a verb that works with one subscription, whose publisher the target may not know."""
+    parser.add_argument(
+        "-P",
+        "--connection",
+        metavar="CONNINFO",
+        help="connection string of the publisher, for a subscription that its command line defines",
+    )
+
+
 def add_scope_arguments(parser: argparse.ArgumentParser, what: str, published: str) -> None:
     """Add ``--publication``, ``--schema`` and ``--all``, which choose tables or sequences of the publisher (``what``)."""
     parser.add_argument(
@@ -219,6 +232,14 @@ def add_name_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_name_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="subscriber", metavar="N", help="name of the subscription and of its slot; default: %(default)s")
+
+
+def table_name(text: str) -> TableName:
+    """Parse the name of a table as an argument."""
+    namespace, dot, name = text.partition(".")
+    if not (namespace and dot and name):
+        raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
+    return TableName(namespace, name)
 
 
 def lsn(text: str) -> Lsn:

@@ -12,9 +12,9 @@ from subscriber.printable import counted, printable
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.subscription.management.status import State, SubscriptionStatus
 
-__all__ = ["describe", "size"]
+__all__ = ["STATES", "describe", "size"]
 
-_STATES = {
+STATES = {
     TableState.INIT: "waiting",
     TableState.DATASYNC: "copying",
     TableState.FINISHEDCOPY: "catching up",
@@ -118,7 +118,7 @@ def _freshness(applier: ApplierObservation) -> str:
 
 def _tables(status: SubscriptionStatus) -> list[str]:
     found, tables = status.observation, status.observation.tables
-    counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in _STATES.items()]
+    counts = [(word, sum(table.entry.state is state for table in tables)) for state, word in STATES.items()]
     counts.append(("left out", len(status.observation.left_out)))
     lines = ["  tables        " + (", ".join(f"{count} {word}" for word, count in counts if count) or "none")]
     if found.copies_wait is not None:

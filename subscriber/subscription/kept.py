@@ -16,7 +16,7 @@ from subscriber.interfaces import Retry, WorkerDetails, WorkerState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
 from subscriber.subscription.subscription import Subscription
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import opened_catalog
 
 __all__ = ["details_of", "keep_running", "note_error", "wait"]
 
@@ -80,13 +80,10 @@ async def note_error(subscription: Subscription, target: str, error: SubscriberE
         return
     with contextlib.suppress(SubscriberError, OSError):  # OSError: also TimeoutError
         async with asyncio.timeout(_NOTE_SECONDS):
-            catalog = await open_catalog(target, "subscriber run")
-            try:
+            async with opened_catalog(target, "subscriber run") as catalog:
                 for each in await catalog.subscriptions():
                     if each.name == subscription.name:
                         await catalog.note_error(each.oid, error.one_line(), None if retry is None else details_of(subscription, retry))
-            finally:
-                await catalog.close()
 
 
 async def wait(event: asyncio.Event, seconds: float) -> None:

@@ -29,7 +29,7 @@ from subscriber.errors import (
 from subscriber.interfaces import Retry, TableName
 from subscriber.subscription.kept import details_of, keep_running, wait
 from subscriber.subscription.subscription import Subscription
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import open_catalog, opened_catalog
 
 __all__ = ["Launcher"]
 
@@ -279,11 +279,8 @@ class Launcher:
         backoff = Backoff(self._settings)
         while not self._stop.is_set():
             try:
-                catalog = await open_catalog(self._target, "subscriber launcher")
-                try:
+                async with opened_catalog(self._target, "subscriber launcher") as catalog:
                     await catalog.update(definition.oid, {"enabled": False})
-                finally:
-                    await catalog.close()
             except TargetError as failure:
                 await wait(self._stop, backoff.pause(policy(failure)))
             else:

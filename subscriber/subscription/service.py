@@ -112,6 +112,10 @@ class Service:
         unit = self._wanted.get(f"subscriptions.{name}")
         return None if unit is None or unit.subscription is None else url_of(unit.subscription.target)
 
+    def runs(self, name: str) -> bool:
+        """Whether a subscription of the file runs, or has not stopped yet. Any thread may ask."""
+        return f"subscriptions.{name}" in self._workers
+
     @contextlib.contextmanager
     def held(self, name: str) -> Iterator[None]:
         """Stop a subscription of the file, and start it again at the end of the block. Any thread may do this, also before :meth:`run`."""

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import cache
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from subscriber.catalog import Catalog, Definition, Observation
-from subscriber.catalog.store import Store
+from subscriber.catalog import Catalog, Observation
 from subscriber.catalog.target_kind import CatalogKind, PublishingKind, SchemaKind, SequencesKind, TargetKind
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
+
+if TYPE_CHECKING:
+    from subscriber.catalog.subscriptions import StoredCatalog
 
 __all__ = [
     "GROUP",
@@ -27,10 +29,12 @@ __all__ = [
     "is_plugin",
     "is_postgres",
     "observe_target",
+    "observed",
     "open_catalog",
-    "open_store",
     "open_target",
+    "opened_catalog",
     "required_ability",
+    "stored_catalog",
     "target_kind",
 ]
 
@@ -76,6 +80,11 @@ def _kind(scheme: str) -> TargetKind:
         kind: TargetKind = point.load()()
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"targets {scheme}:// need {point.value}: {error}", hint="install that package again") from error
+    if lacking := [name for name in ("noun", "sink") if not hasattr(kind, name)]:
+        raise ConfigurationError(
+            f"targets {scheme}:// are registered by {point.value}, which has no {' and no '.join(lacking)}",
+            hint="a TargetKind has both: correct that class, or install another version of its package",
+        )
     return kind
 
 
@@ -145,6 +154,32 @@ async def open_catalog(target: str, application_name: str) -> Catalog:
     return await _catalog_kind(target).open_catalog(target, application_name)
 
 
+@contextlib.asynccontextmanager
+async def opened_catalog(target: str, application_name: str) -> AsyncIterator[Catalog]:
+    """As :func:`open_catalog`, until the block ends."""
+    catalog = await open_catalog(target, application_name)
+    try:
+        yield catalog
+    finally:
+        await catalog.close()
+
+
+@contextlib.asynccontextmanager
+async def stored_catalog(target: str, application_name: str) -> AsyncIterator[StoredCatalog[Any]]:
+    """As :func:`opened_catalog`, for a target whose catalog has rows.
+
+    Raises:
+        ConfigurationError: as :func:`open_catalog`; or its catalog has no rows.
+        TargetUnavailable, TargetError: as there.
+    """
+    from subscriber.catalog.subscriptions import StoredCatalog  # noqa: PLC0415 -- most verbs do not need it
+
+    async with opened_catalog(target, application_name) as catalog:
+        if not isinstance(catalog, StoredCatalog):
+            raise ConfigurationError(f"the catalog of {target_kind(target).noun} has no rows", hint="use another kind of target")
+        yield catalog
+
+
 async def observe_target(target: str) -> Sequence[Observation]:
     """Read what the target knows of its subscriptions. Nothing is created.
 
@@ -154,20 +189,6 @@ async def observe_target(target: str) -> Sequence[Observation]:
     return await _catalog_kind(target).observe(target)
 
 
-@contextlib.asynccontextmanager
-async def open_store(target: str, application_name: str) -> AsyncIterator[tuple[Store, Callable[[str], Awaitable[Definition]]]]:
-    """Open the target's catalog, and give its rows, and a function that finds the definition of a subscription by its name.
-
-    Raises:
-        ConfigurationError: as :func:`open_catalog`; or its catalog has no rows.
-        TargetUnavailable, TargetError: the target cannot be reached, or rejected a request.
-    """
-    from subscriber.catalog.subscriptions import StoredCatalog  # noqa: PLC0415 -- most verbs do not need it
-
-    catalog = await open_catalog(target, application_name)
-    try:
-        if not isinstance(catalog, StoredCatalog):
-            raise ConfigurationError(f"the catalog of {target_kind(target).noun} has no rows", hint="use another kind of target")
-        yield catalog.store, catalog.find
-    finally:
-        await catalog.close()
+async def observed(target: str, name: str) -> Observation | None:
+    """What the target knows of one subscription; None: it does not exist. Raises as :func:`observe_target`."""
+    return next((each for each in await observe_target(target) if each.definition.name == name), None)

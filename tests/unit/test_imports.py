@@ -131,10 +131,19 @@ def test_a_kind_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         target_kind("twice+driver://somewhere")
 
 
+def test_a_kind_without_what_each_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was an AttributeError, which named nothing that a user knows."""
+    register(tmp_path, "bare", "bare_kind:Kind", scheme="bare")
+    (tmp_path / "bare_kind.py").write_text("class Kind:\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"^targets bare:// are registered by bare_kind:Kind, which has no noun and no sink$"):
+        target_kind("bare://somewhere")
+
+
 def test_a_kind_is_loaded_as_other_entry_points_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a dot in its name, and with an extra that it needs."""
     register(tmp_path, "dotted", "kinds_of_others:Kinds.Kind [extra]", scheme="dotted")
-    (tmp_path / "kinds_of_others.py").write_text("class Kinds:\n    class Kind:\n        noun = 'a table in a file'\n")
+    (tmp_path / "kinds_of_others.py").write_text("class Kinds:\n    class Kind:\n        noun, sink = 'a table in a file', print\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert target_kind("dotted://somewhere").noun == "a table in a file"
 

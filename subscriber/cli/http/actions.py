@@ -32,6 +32,7 @@ __all__ = ["Actions", "read_token"]
 
 _SHORTEST: Final = 16
 _REMEMBERED: Final = 20
+_POLL: Final = 0.05
 _WRONG_SECONDS: Final = 1.0
 """The answer to a wrong token is late, so that guessing takes long."""
 
@@ -68,6 +69,10 @@ class ConfiguredSubscriptions(Protocol):
 
     def held(self, name: str) -> AbstractContextManager[None]:
         """Stop a subscription, and start it again at the end of the block."""
+        ...
+
+    def runs(self, name: str) -> bool:
+        """Whether a subscription of the file runs, or has not stopped yet."""
         ...
 
 
@@ -157,10 +162,12 @@ class Actions:
         return web.json_response({"accepted": what}, status=202)
 
     async def _act(self, name: str, target: str, act: Callable[[Any], Any], entry: dict[str, Any]) -> None:
-        own = self._configured is not None and self._file_target(name) is not None
+        configured = self._configured if self._file_target(name) is not None else None
         try:
             # a launcher sees that a subscription is being altered; that of a file is stopped for it
-            with self._configured.held(name) if self._configured is not None and own else contextlib.nullcontext():
+            with contextlib.nullcontext() if configured is None else configured.held(name):
+                while configured is not None and configured.runs(name):  # noqa: ASYNC110 (another thread)
+                    await asyncio.sleep(_POLL)
                 async with alter_subscription(name, target=target, settings=self._settings) as subscription:
                     await act(subscription)
         except SubscriberError as error:

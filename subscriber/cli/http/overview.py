@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from subscriber.cli.http.sampler import Point, Watched, to_copy
+from subscriber.cli.status_text import STATES
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.interfaces import RelayLogDetails, Retry, TableName, TableState
 from subscriber.printable import printable
@@ -16,19 +17,11 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.run_status import Status
 from subscriber.walreceiver.slot_status import SlotObservation
 
-__all__ = ["STATES", "describe", "error_of", "known", "table_rows"]
+__all__ = ["describe", "error_of", "known", "table_rows"]
 
 _Known = TypeVar("_Known")
 _Shown = TypeVar("_Shown")
 
-STATES: Final = {
-    TableState.INIT: "waiting",
-    TableState.DATASYNC: "copying",
-    TableState.FINISHEDCOPY: "catching up",
-    TableState.SYNCDONE: "synchronized",
-    TableState.READY: "ready",
-    TableState.PARKED: "parked",
-}
 _POINTS: Final = 240
 _RATE_SECONDS: Final = 120.0
 _SHOWN: Final = 20

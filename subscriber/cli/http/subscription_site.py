@@ -17,7 +17,7 @@ from subscriber.cli.http.sampler import Sampler, Subscriptions, answer_of
 from subscriber.cli.http.subscription_metrics import SubscriptionCollector
 from subscriber.errors import SubscriberError
 from subscriber.printable import printable
-from subscriber.subscription.targets import open_catalog
+from subscriber.subscription.targets import opened_catalog
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -115,7 +115,8 @@ class SubscriptionSite:
             for target in targets:
                 try:
                     async with asyncio.timeout(_TARGET_SECONDS):
-                        known[target] = await _defined(target)
+                        async with opened_catalog(target, "subscriber status") as catalog:
+                            known[target] = await catalog.subscriptions()
                 except (SubscriberError, OSError) as error:
                     failure = answer_of("the target", error, _TARGET_SECONDS)
             known = {target: known[target] for target in targets if target in known}
@@ -148,14 +149,6 @@ class SubscriptionSite:
             "log": [] if self._actions is None else list(self._actions.log),
             "subscriptions": sorted(found, key=lambda one: str(one["name"])),
         }
-
-
-async def _defined(target: str) -> Sequence[Definition]:
-    catalog = await open_catalog(target, "subscriber status")
-    try:
-        return await catalog.subscriptions()
-    finally:
-        await catalog.close()
 
 
 def _idle(definition: Definition) -> dict[str, Any]:

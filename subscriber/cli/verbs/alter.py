@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Awaitable, Callable, Sequence
+from operator import methodcaller
 from typing import Final
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_parameters_argument, add_settings_argument, lsn
+from subscriber.cli.options import add_parameters_argument, add_settings_argument, lsn, table_name
 from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import ALTERABLE, BOOLEAN, LIVE, PARAMETERS, Option, Settings, parse_changes
 from subscriber.errors import ConfigurationError
-from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.management.alter import SubscriptionAlteration, accept_target, alter_subscription, set_limits
 from subscriber.subscription.management.status import reset_subscription_stats
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     forms.add_argument(
         "--resync",
         action="append",
-        type=_table,
+        type=table_name,
         metavar="SCHEMA.TABLE",
         help="compare this table's rows with the publisher's, and write what differs; a lake copies it again; may be repeated",
     )
@@ -66,44 +66,36 @@ def _lsn_or_none(text: str) -> Lsn | str:
     return "none" if text.lower() == "none" else lsn(text)
 
 
-def _table(text: str) -> TableName:
-    namespace, dot, name = text.partition(".")
-    if not (namespace and dot and name):
-        raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
-    return TableName(namespace, name)
-
-
 async def _execute(args: argparse.Namespace) -> int:
     locate(args)
+    await _alter(args)
+    confirm(args, f'altered subscription "{args.name}"')
+    return 0
+
+
+async def _alter(args: argparse.Namespace) -> None:
     whole: list[tuple[str, bool, Callable[..., Awaitable[None]]]] = [
         ("--reset-stats", args.reset_stats, reset_subscription_stats),
         ("--accept-target", args.accept_target, accept_target),
     ]
     for form, given, act_on in whole:
-        if not given:
-            continue
-        _require_no_options(args.options, form)
-        await act_on(args.name, target=args.target)
-        confirm(args, f'altered subscription "{args.name}"')
-        return 0
+        if given:
+            _require_no_options(args.options, form)
+            await act_on(args.name, target=args.target)
+            return
     act = _form(args)
-    if not _has_form(args) and (changes := parse_changes(args.options)).keys() <= LIVE.keys():
-        await set_limits(args.name, changes, target=args.target)
-        confirm(args, f'altered subscription "{args.name}"')
-        return 0
+    if act is None:
+        changes = parse_changes(args.options)
+        if changes.keys() <= LIVE.keys():
+            await set_limits(args.name, changes, target=args.target)
+            return
+        act = methodcaller("set", changes)
     async with alter_subscription(args.name, target=args.target, settings=Settings.parse(args.settings)) as subscription:
         await act(subscription)
-    confirm(args, f'altered subscription "{args.name}"')
-    return 0
 
 
-def _has_form(args: argparse.Namespace) -> bool:
-    named = (args.set_publication, args.add_publication, args.drop_publication, args.resync)
-    single = (args.connection, args.rename, args.owner, args.skip_lsn)
-    return args.enable or args.disable or args.refresh or any(named) or any(each is not None for each in single)
-
-
-def _form(args: argparse.Namespace) -> _Act:
+def _form(args: argparse.Namespace) -> _Act | None:
+    """The form that was chosen; None: only parameters are changed."""
     if args.by is not None and not args.resync:
         raise ConfigurationError("--by needs --resync", hint="name the table: --resync SCHEMA.TABLE --by copy")
     for name in ("set", "add", "drop"):
@@ -129,8 +121,7 @@ def _form(args: argparse.Namespace) -> _Act:
             return act
     if not args.options:
         raise ConfigurationError("nothing to alter", hint="use --enable, --refresh, -o parameter=value, ...; alter --help lists them")
-    changes = parse_changes(args.options)
-    return lambda found: found.set(changes)
+    return None
 
 
 def _require_no_options(options: Sequence[str], form: str) -> None:

@@ -19,6 +19,7 @@ from subscriber.apply.progress import CopyProgress, Quiet
 from subscriber.cli.output import emit, say
 from subscriber.cli.progress import Lines, copy_progress
 from subscriber.cli.signals import clean_end
+from subscriber.cli.status_text import size
 from subscriber.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -177,16 +178,8 @@ def _sample_line(sample: Sample, previous: Sample | None) -> str:
     return (
         f"   {sample.seconds:3.0f} s: {sample.transactions:,} transactions ({rate:,.0f}/s),"
         f" {sample.applied:,} rows applied ({rows:,.0f}/s);"
-        f" behind: {_bytes(sample.behind_bytes)}, {sample.behind_seconds:.2f} s"
+        f" behind: {size(sample.behind_bytes)}, {sample.behind_seconds:.2f} s"
     )
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GB"
 
 
 def _print_report(report: LoadReport, streamed: int) -> None:

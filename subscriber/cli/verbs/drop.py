@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_settings_argument
+from subscriber.cli.options import add_connection_option, add_settings_argument
 from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import Settings
 from subscriber.subscription.management.drop import drop_subscription
@@ -17,12 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the verb's arguments."""
     parser.description = "Like DROP SUBSCRIPTION: stops the worker and drops the slots, also those of unfinished copies. The rows stay."
     add_located_arguments(parser)
-    parser.add_argument(
-        "-P",
-        "--connection",
-        metavar="CONNINFO",
-        help="connection string of the publisher, for a subscription that is run with --connection",
-    )
+    add_connection_option(parser)
     add_settings_argument(parser)
     parser.set_defaults(execute=_execute)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_settings_argument
+from subscriber.cli.options import add_connection_option, add_settings_argument
 from subscriber.cli.output import emit
 from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.config import Settings
@@ -22,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " A lake copies its tables into new versions."
     )
     add_located_arguments(parser)
-    parser.add_argument(
-        "-P",
-        "--connection",
-        metavar="CONNINFO",
-        help="connection string of the publisher, for a subscription that is run with --connection",
-    )
+    add_connection_option(parser)
     parser.add_argument("--dry-run", action="store_true", help="show what happened and what would be compared, and change nothing")
     parser.add_argument(
         "--force",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import subscriber
+from subscriber.cli.options import add_connection_option, table_name
 from subscriber.cli.output import complain, emit, say
 from subscriber.cli.service.configuration_file import add_located_arguments, locate
 from subscriber.errors import ConfigurationError
@@ -36,14 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " open. Exit status 1 if a table differs or could not be compared."
     )
     add_located_arguments(parser)
+    add_connection_option(parser)
     parser.add_argument(
-        "-P",
-        "--connection",
-        metavar="CONNINFO",
-        help="connection string of the publisher, for a subscription that its command line defines",
-    )
-    parser.add_argument(
-        "--table", action="append", type=_table, default=[], metavar="SCHEMA.TABLE", help="only this table; may be repeated"
+        "--table", action="append", type=table_name, default=[], metavar="SCHEMA.TABLE", help="only this table; may be repeated"
     )
     parser.add_argument("--jobs", type=_positive, default=2, metavar="N", help="sessions on each side; default: %(default)s")
     parser.add_argument("--max-rate", type=_positive, metavar="ROWS", help="read at most so many rows per second on each side")
@@ -57,13 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--certificate", type=_file, metavar="FILE", help="write what was compared, how and when, as a JSON object")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(execute=_execute)
-
-
-def _table(text: str) -> TableName:
-    namespace, dot, name = text.partition(".")
-    if not (namespace and dot and name):
-        raise argparse.ArgumentTypeError(f'"{text}" is not of the form schema.table')
-    return TableName(namespace, name)
 
 
 def _file(text: str) -> Path:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
 from subscriber import crash_points
@@ -21,9 +21,9 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.quoting import quote_identifier, quote_literal
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import create_subscription
-from subscriber.subscription.management.drop import drop_subscription
+from subscriber.subscription.management.drop import drop_subscription, ignore_durable
 from subscriber.subscription.subscription import Subscription
-from subscriber.subscription.targets import observe_target, open_catalog, open_target
+from subscriber.subscription.targets import observed, open_target, stored_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.fences.fence_row import drop_row
 from subscriber.walreceiver.session import Session
@@ -39,15 +39,9 @@ _UNATTENDED: Final = 3.0
 """A worker that is between two connections has no lock for a moment."""
 
 
-@contextlib.asynccontextmanager
-async def opened_catalog(target: str) -> AsyncIterator[StoredCatalog]:  # type: ignore[type-arg]
-    """Open a catalog that stores rows."""
-    catalog = await open_catalog(target, "subscriber cutover")
-    try:
-        assert isinstance(catalog, StoredCatalog), "a lake was refused before"
-        yield catalog
-    finally:
-        await catalog.close()
+def opened_catalog(target: str) -> AbstractAsyncContextManager[StoredCatalog[Any]]:
+    """The catalog of a database, until the block ends."""
+    return stored_catalog(target, "subscriber cutover")
 
 
 class Link:
@@ -84,8 +78,8 @@ class Link:
 
     async def find(self) -> Definition | None:
         """Its definition, or None if it does not exist."""
-        found = await observe_target(self.target)
-        return next((each.definition for each in found if each.definition.name == self.name), None)
+        found = await observed(self.target, self.name)
+        return None if found is None else found.definition
 
     async def is_running(self) -> bool:
         """Whether a process applies its changes."""
@@ -119,10 +113,10 @@ class Link:
                 task.cancel()
             await asyncio.gather(running, waiting, return_exceptions=True)
         # perhaps only now, by one of the last changes
-        for each in await observe_target(self.target):
-            for table in each.tables if each.definition.name == self.name else ():
-                if table.parked:
-                    raise ConfigurationError(f"table {table.table} is parked {table.parked}", hint=RESYNC_HINT)
+        known = await observed(self.target, self.name)
+        for table in known.tables if known is not None else ():
+            if table.parked:
+                raise ConfigurationError(f"table {table.table} is parked {table.parked}", hint=RESYNC_HINT)
 
     async def _confirmed(self, slot: str, lsn: Lsn) -> None:
         async with (
@@ -201,7 +195,7 @@ class Link:
                     failover=definition.options.failover and session.capabilities.failover_slots,
                 )
             position = Position(slot, identity.system_identifier, identity.timeline, created.consistent_point)
-            sink = await open_target(self.target, definition.options, Settings(), defined=True).open(self.name, _nothing)
+            sink = await open_target(self.target, definition.options, Settings(), defined=True).open(self.name, ignore_durable)
             try:
                 await sink.set_position(position)
             finally:
@@ -244,7 +238,7 @@ class BackLink(Link):
         """Make the publication, and the subscription without its slot. What an interrupted attempt has left is removed first."""
         await self.remove()
         async with await self._session() as session:
-            listed = ", ".join(f"{quote_identifier(each.namespace)}.{quote_identifier(each.name)}" for each in self._tables)
+            listed = ", ".join(each.quoted for each in self._tables)
             await session.execute(
                 f"CREATE PUBLICATION {quote_identifier(self.name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
             )
@@ -275,10 +269,6 @@ class BackLink(Link):
         session = await Session.connect(self._admin, application_name=session_name(self.name, "cutover"))
         await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
         return session
-
-
-def _nothing(_: Lsn) -> None:
-    """Ignore what is durable."""
 
 
 async def drop_unused_catalog(target: str, admin: str, place: str | None = None, *, closed: bool = False) -> bool:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from subscriber.catalog import Observation
-from subscriber.errors import ConfigurationError, TargetError
+from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.errors import ConfigurationError
 from subscriber.subscription.cutover.link import BackLink, ForwardLink, opened_catalog
 from subscriber.subscription.cutover.move import BACKWARD, FORWARD, Move, Place, Tell
 from subscriber.subscription.cutover.options import CutoverOptions
-from subscriber.subscription.targets import has_sequences, is_postgres, observe_target, target_kind
+from subscriber.subscription.targets import has_sequences, is_postgres, observed, target_kind
 from subscriber.walreceiver.fences.fence import Fence
 from subscriber.walreceiver.fences.fence_row import FenceRow, State, fence_owner
 from subscriber.walreceiver.session import Session
@@ -103,12 +104,10 @@ async def _observed(name: str, target: str) -> Observation:
             f"an application cannot be switched to {target_kind(target).noun}",
             hint="use `subscriber run --until-caught-up` to let it catch up once",
         )
-    for each in await observe_target(target):
-        if each.definition.name == name:
-            return each
-    raise TargetError(
-        f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-    )
+    found = await observed(target, name)
+    if found is None:
+        raise no_such_subscription(name)
+    return found
 
 
 @contextlib.asynccontextmanager

@@ -8,9 +8,9 @@ Source: PostgreSQL manual, ALTER SUBSCRIPTION; subscriptioncmds.c (AlterSubscrip
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,9 +28,8 @@ from subscriber.protocol.session_name import session_name
 from subscriber.subscription.management.create import check_publication_list
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.synchronous_publisher import find_synchronous
-from subscriber.subscription.spec import RunSpec, require_rules
-from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.subscription.spec import require_rules
+from subscriber.subscription.targets import open_target, opened_catalog
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.publication import published_tables
 from subscriber.walreceiver.session import Session, check_conninfo
@@ -47,14 +46,11 @@ async def accept_target(name: str, *, target: str) -> None:
         ConfigurationError: another kind of target.
         TargetError: the subscription does not exist, a table of it is missing, or was being copied.
     """
-    catalog = await open_catalog(target, "subscriber alter")
-    try:
+    async with opened_catalog(target, "subscriber alter") as catalog:
         movable: object = catalog
         if not isinstance(movable, MovableCatalog):
             raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
         await movable.accept_target(name)
-    finally:
-        await catalog.close()
 
 
 async def set_limits(name: str, limits: Mapping[str, Any], *, target: str) -> None:
@@ -71,18 +67,16 @@ async def set_limits(name: str, limits: Mapping[str, Any], *, target: str) -> No
     """
     for each, value in limits.items():
         LIVE[each].check_range(value)
-    catalog = await open_catalog(target, "subscriber alter")
-    try:
+    async with opened_catalog(target, "subscriber alter") as catalog:
         found = next((each for each in await catalog.subscriptions() if each.name == name), None)
         if found is None:
             raise no_such_subscription(name)
         await catalog.update(found.oid, dict(limits))
         _tell_of_next_run(found, limits)
-    finally:
-        await catalog.close()
 
 
-def alter_subscription(name: str, *, target: str, settings: Settings | None = None) -> AbstractAsyncContextManager[SubscriptionAlteration]:
+@contextlib.asynccontextmanager
+async def alter_subscription(name: str, *, target: str, settings: Settings | None = None) -> AsyncIterator[SubscriptionAlteration]:
     """Claim a subscription to change it.
 
     Example::
@@ -96,11 +90,17 @@ def alter_subscription(name: str, *, target: str, settings: Settings | None = No
         TargetError: the subscription does not exist.
         SubscriptionInUse: the process that runs the subscription does not stop.
     """
-    return SubscriptionAlteration(name, target, settings or Settings())
+    async with opened_catalog(target, "subscriber alter") as catalog, catalog.claim(name) as found:
+        if not found.made:
+            raise TargetError(f'subscription "{name}" was not created completely', sqlstate="55000", hint="drop it, or create it again")
+        yield SubscriptionAlteration(catalog, found, target, settings or Settings())
 
 
-class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration"]):
-    """The result of :func:`alter_subscription`. Each method is one form of ALTER SUBSCRIPTION. It succeeds, or raises and changes nothing.
+class SubscriptionAlteration:
+    """What :func:`alter_subscription` gives. Each method is one form of ALTER SUBSCRIPTION. It succeeds, or raises and changes nothing.
+
+    Attributes:
+        definition: the current definition of the subscription.
 
     Raises:
         ConfigurationError: the change is not possible, for this subscription or in general.
@@ -108,50 +108,21 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         TargetError: the target rejected a request, or cannot be reached.
     """
 
-    def __init__(self, name: str, target: str, settings: Settings) -> None:
-        self._name = name
+    def __init__(self, catalog: Catalog, definition: Definition, target: str, settings: Settings) -> None:
+        self.definition = definition
+        self._catalog = catalog
         self._target = target
         self._settings = settings
-        self._catalog: Catalog | None = None
-        self._claim: AbstractAsyncContextManager[Definition] | None = None
-        self._definition: Definition | None = None
         self._refreshing = False
 
-    async def __aenter__(self) -> SubscriptionAlteration:
-        self._catalog = await open_catalog(self._target, "subscriber alter")
-        try:
-            self._claim = self._catalog.claim(self._name)
-            found = await self._claim.__aenter__()
-            if not found.made:
-                await self._claim.__aexit__(None, None, None)
-                raise TargetError(
-                    f'subscription "{self._name}" was not created completely', sqlstate="55000", hint="drop it, or create it again"
-                )
-        except BaseException:
-            await self._catalog.close()
-            raise
-        self._definition = found
-        return self
-
-    async def __aexit__(self, *raised: Any) -> None:
-        assert self._catalog is not None
-        assert self._claim is not None
-        try:
-            await self._claim.__aexit__(*raised)
-        finally:
-            await self._catalog.close()
-
     @property
-    def definition(self) -> Definition:
-        """The current definition of the subscription."""
-        assert self._definition is not None, "to be used in an async with block"
-        return self._definition
+    def _name(self) -> str:
+        return self.definition.name
 
     async def _update(self, changes: Mapping[str, Any]) -> None:
-        assert self._catalog is not None
         await self._catalog.update(self.definition.oid, changes)
         _tell_of_next_run(self.definition, changes)
-        self._definition = next(found for found in await self._catalog.subscriptions() if found.oid == self.definition.oid)
+        self.definition = next(found for found in await self._catalog.subscriptions() if found.oid == self.definition.oid)
 
     # --- the forms
 
@@ -195,7 +166,6 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def rename(self, name: str) -> None:
         """RENAME TO. The slot keeps its name."""
         await self._update({"name": name})
-        self._name = name
 
     async def skip(self, lsn: Lsn | None) -> None:
         """SKIP (lsn = …). None means SKIP (lsn = NONE)."""
@@ -307,16 +277,11 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
         self._refreshing = False
         self._require_connection()
         options = replace(found.options, copy_data=copy_data, slot_name=found.slot_name)
-        spec = RunSpec.of_definition(found, self._target, options, self._settings)
-        target = TargetSession(spec)
-        try:
-            setup = Setup(target)
+        async with Setup.of_definition(found, self._target, options, self._settings) as setup:
             try:
                 await setup.refresh(named)
             finally:
                 self._refreshing = setup.refreshing
-        finally:
-            await target.close()
 
     async def set(self, parameters: Mapping[str, Any]) -> None:
         """SET (parameter = value, …). Values are as in :class:`SubscriptionOptions`; the ``slot_name`` ``"none"`` means NONE."""
@@ -386,7 +351,6 @@ class SubscriptionAlteration(AbstractAsyncContextManager["SubscriptionAlteration
     async def _two_phase(self, *, wanted: bool) -> TwoPhaseState:
         if wanted:
             return TwoPhaseState.PENDING
-        assert self._catalog is not None
         if await self._catalog.prepared_transactions(self.definition.oid):
             raise ConfigurationError(
                 'cannot disable "two_phase" when prepared transactions exist', hint="Resolve these transactions and try again."

@@ -14,9 +14,8 @@ from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.conninfo import StoredConninfo
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.setup.setup import Setup
-from subscriber.subscription.spec import RunSpec, require_rules
-from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.subscription.spec import require_rules
+from subscriber.subscription.targets import open_target, opened_catalog
 from subscriber.walreceiver.session import check_conninfo
 
 __all__ = ["check_publication_list", "create_subscription"]
@@ -74,8 +73,7 @@ async def create_subscription(
         options=options,
         two_phase=TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED,
     )
-    catalog = await open_catalog(target, "subscriber create")
-    try:
+    async with opened_catalog(target, "subscriber create") as catalog:
         await _remove_unmade(catalog, name, target, settings)
         async with catalog.create(definition) as made:
             try:
@@ -85,8 +83,6 @@ async def create_subscription(
             except BaseException:
                 await _take_back(catalog, name, target, settings)
                 raise
-    finally:
-        await catalog.close()
     if not options.connect:
         _log.warning(
             "subscription was created, but is not connected (hint: To initiate replication, you must manually create the replication slot,"
@@ -96,12 +92,8 @@ async def create_subscription(
 
 
 async def _make(definition: Definition, options: SubscriptionOptions, settings: Settings, target: str) -> Collection[TableName]:
-    spec = RunSpec.of_definition(definition, target, replace(options, enabled=True), settings)
-    session = TargetSession(spec)
-    try:
-        return await Setup(session).create()
-    finally:
-        await session.close()
+    async with Setup.of_definition(definition, target, replace(options, enabled=True), settings) as setup:
+        return await setup.create()
 
 
 async def _take_back(catalog: Catalog, name: str, target: str, settings: Settings) -> None:

@@ -21,13 +21,13 @@ from subscriber.protocol.session_name import session_name
 from subscriber.recording.relay_directory import discard_relay_log
 from subscriber.subscription.setup.setup import spool_key
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots, undo_copy
-from subscriber.subscription.targets import open_catalog, open_target
+from subscriber.subscription.targets import open_target, opened_catalog
 from subscriber.threads import run_in_thread
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.fences.fence_row import fence_owner, is_under_way
 from subscriber.walreceiver.session import Session
 
-__all__ = ["drop_subscription", "remove"]
+__all__ = ["drop_subscription", "ignore_durable", "remove"]
 
 _log = logging.getLogger(__name__)
 
@@ -52,13 +52,9 @@ async def drop_subscription(name: str, *, target: str, connection: str | None = 
         SubscriptionInUse: the process that runs the subscription does not stop.
         PublisherError: its slots cannot be dropped. The subscription still exists and can be dropped later, or after ``slot_name = NONE``.
     """
-    catalog = await open_catalog(target, "subscriber drop")
-    try:
-        async with catalog.claim(name) as definition:
-            await _require_no_cutover(catalog, definition, connection or definition.conninfo)
-            await remove(catalog, definition, target=target, connection=connection, settings=settings or Settings())
-    finally:
-        await catalog.close()
+    async with opened_catalog(target, "subscriber drop") as catalog, catalog.claim(name) as definition:
+        await _require_no_cutover(catalog, definition, connection or definition.conninfo)
+        await remove(catalog, definition, target=target, connection=connection, settings=settings or Settings())
 
 
 async def _require_no_cutover(catalog: Catalog, definition: Definition, conninfo: str | None) -> None:
@@ -87,7 +83,7 @@ async def remove(catalog: Catalog, definition: Definition, *, target: str, conne
         PublisherError: its slots cannot be dropped.
         TargetError: the target rejected a request.
     """
-    sink = await open_target(target, definition.options, settings, defined=True).open(definition.name, _nothing)
+    sink = await open_target(target, definition.options, settings, defined=True).open(definition.name, ignore_durable)
     try:
         state = sink.state
         for table, entry in (await sink.tables()).items():
@@ -158,5 +154,5 @@ async def _drop_slots(catalog: Catalog | None, conninfo: str, definition: Defini
         await connection.close()
 
 
-def _nothing(_: Lsn) -> None:
-    """Ignore what is durable."""
+def ignore_durable(_: Lsn) -> None:
+    """For a sink that is opened without a stream."""

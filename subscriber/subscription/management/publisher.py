@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import SubscriptionOptions
 from subscriber.config.mapping import NO_MAPPING, TableMapping
-from subscriber.errors import ConfigurationError, TargetError
-from subscriber.subscription.targets import observe_target
+from subscriber.errors import ConfigurationError
+from subscriber.subscription.targets import observed
 
 __all__ = ["find_publisher"]
 
@@ -30,14 +31,12 @@ async def find_publisher(
     """
     mapping = names.mapping if names is not None else NO_MAPPING
     if name is not None:
-        definitions = {each.definition.name: each.definition for each in await observe_target(target)}
-        if name not in definitions:
-            raise TargetError(
-                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-            )
-        connection = connection or definitions[name].conninfo
-        publications = publications or definitions[name].publications
-        mapping = mapping or definitions[name].options.mapping
+        found = await observed(target, name)
+        if found is None:
+            raise no_such_subscription(name)
+        connection = connection or found.definition.conninfo
+        publications = publications or found.definition.publications
+        mapping = mapping or found.definition.options.mapping
     if connection is None:
         what = f'the publisher of subscription "{name}" is not known' if name is not None else "the publisher is not known"
         raise ConfigurationError(what, hint="give --connection")

@@ -24,9 +24,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.setup.setup import Setup
 from subscriber.subscription.setup.table_refresh import drop_leftover_slots
-from subscriber.subscription.spec import RunSpec
-from subscriber.subscription.target_session import TargetSession
-from subscriber.subscription.targets import open_catalog, target_kind
+from subscriber.subscription.targets import opened_catalog, target_kind
 from subscriber.walreceiver.connection import SlotInfo, WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
 from subscriber.walreceiver.publication import published_tables
@@ -84,8 +82,7 @@ async def recover(
         SubscriptionInUse: the process that runs the subscription does not stop.
         PublisherError: the publisher cannot be reached, or is the wrong one.
     """
-    catalog = await open_catalog(target, "subscriber recover")
-    try:
+    async with opened_catalog(target, "subscriber recover") as catalog:
         restarting: object = catalog
         if not isinstance(restarting, RestartingCatalog):
             raise ConfigurationError(
@@ -115,10 +112,10 @@ async def recover(
             await restarting.restart(found.oid, accept_target=accept_target)
             if found.conninfo is not None:
                 # a launcher creates no slots
-                await _begin(found, target, settings or Settings())
+                options = replace(found.options, create_slot=True, slot_name=found.slot_name)
+                async with Setup.of_definition(found, target, options, settings or Settings()) as setup:
+                    await setup.begin_again()
             return recovery
-    finally:
-        await catalog.close()
 
 
 @contextlib.asynccontextmanager
@@ -133,15 +130,6 @@ async def _found(catalog: Catalog, name: str, *, dry_run: bool, accept_target: b
     movable: object = catalog
     async with movable.claim_copied(name) if accept_target and isinstance(movable, MovableCatalog) else catalog.claim(name) as found:
         yield found
-
-
-async def _begin(found: Definition, target: str, settings: Settings) -> None:
-    options = replace(found.options, create_slot=True, slot_name=found.slot_name)
-    session = TargetSession(RunSpec.of_definition(found, target, options, settings))
-    try:
-        await Setup(session).begin_again()
-    finally:
-        await session.close()
 
 
 @dataclass(frozen=True, slots=True)

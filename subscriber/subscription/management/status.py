@@ -10,10 +10,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog import Observation
-from subscriber.errors import SubscriberError, TargetError
+from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.errors import SubscriberError
 from subscriber.interfaces import Retry, WorkerState
 from subscriber.protocol.lsn import Lsn
-from subscriber.subscription.targets import observe_target, open_catalog
+from subscriber.subscription.targets import observe_target, opened_catalog
 
 if TYPE_CHECKING:
     from subscriber.walreceiver.slot_status import SlotObservation
@@ -109,9 +110,7 @@ async def subscription_status(
     found = {observation.definition.name: observation for observation in await observe_target(target)}
     for name in names:
         if name not in found:
-            raise TargetError(
-                f'subscription "{name}" does not exist', sqlstate="42704", hint="`subscriber status` lists the existing subscriptions"
-            )
+            raise no_such_subscription(name)
     return list(await asyncio.gather(*(_status(found[name], connections.get(name)) for name in names or found)))
 
 
@@ -158,8 +157,5 @@ async def reset_subscription_stats(name: str, *, target: str) -> None:
         TargetError: the subscription does not exist.
         TargetUnavailable: the target cannot be reached.
     """
-    catalog = await open_catalog(target, "subscriber alter")
-    try:
+    async with opened_catalog(target, "subscriber alter") as catalog:
         await catalog.reset_statistics(name)
-    finally:
-        await catalog.close()

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from subscriber.catalog import Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.schema import SchemaOptions
-from subscriber.subscription.targets import observe_target
+from subscriber.subscription.targets import observed
 from subscriber.walreceiver.new_publication import TableChoice
 from subscriber.walreceiver.session import Session
 
@@ -40,8 +40,8 @@ class MigrationSpec:
 
     async def observed(self) -> Observation | None:
         """The subscription in the target's catalog; None: there is none, or it was not made completely."""
-        found = await observe_target(self.target)
-        return next((each for each in found if each.definition.name == self.name and each.definition.made), None)
+        found = await observed(self.target, self.name)
+        return found if found is not None and found.definition.made else None
 
     async def defined(self, verb: Callable[..., Awaitable[_Result]]) -> _Result:
         """Call a verb with what defines the subscription."""

@@ -12,7 +12,7 @@ from subscriber.apply.retry import Backoff, Policy, policy
 from subscriber.catalog.model import MIGRATION
 from subscriber.errors import SubscriberError
 from subscriber.subscription.migration.spec import APPLICATION, MigrationSpec, Tell
-from subscriber.subscription.targets import open_store
+from subscriber.subscription.targets import stored_catalog
 
 __all__ = ["StepLog", "goes_away"]
 
@@ -77,9 +77,9 @@ class StepLog:
                 await asyncio.sleep(backoff.pause(policy(error)))
 
     async def _store(self) -> None:
-        async with open_store(self._spec.target, APPLICATION) as (store, find):
-            oid = (await find(self._spec.name)).oid
-            async with store.transaction() as rows:
+        async with stored_catalog(self._spec.target, APPLICATION) as catalog:
+            oid = (await catalog.find(self._spec.name)).oid
+            async with catalog.store.transaction() as rows:
                 known = {row["step"] for row in await rows.select(MIGRATION, {"subid": oid})}
                 made = [each for each in self._steps if each.name not in known]
                 values = [{"subid": oid, "step": each.name, "began_at": each.began, "ended_at": each.ended} for each in made]

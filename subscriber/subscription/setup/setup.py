@@ -17,8 +17,11 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from subscriber.apply.receiving.spool import SpoolDirectory
+from subscriber.catalog import Definition
+from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, SubscriberError, SubscriptionChanged, TargetError
 from subscriber.interfaces import (
     DescribedSink,
@@ -39,6 +42,7 @@ from subscriber.subscription.setup.first_position import FirstPosition
 from subscriber.subscription.setup.relay_position import RelayPosition
 from subscriber.subscription.setup.same_database import refuse_same_database
 from subscriber.subscription.setup.table_refresh import TableRefresh, drop_leftover_slots
+from subscriber.subscription.spec import RunSpec
 from subscriber.subscription.target_session import TargetSession
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.position_check import check_position
@@ -114,6 +118,18 @@ class Setup:
         self.refreshing = False
         self._misfit_level = self._left_out_level = logging.WARNING
         self._logged = set[TableName]()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of_definition(
+        cls, definition: Definition, target: str, options: SubscriptionOptions, settings: Settings
+    ) -> AsyncIterator[Self]:
+        """For a verb, on a subscription of the target's catalog. The target is closed when the block ends."""
+        session = TargetSession(RunSpec.of_definition(definition, target, options, settings))
+        try:
+            yield cls(session)
+        finally:
+            await session.close()
 
     async def prepare(self, on_durable: Callable[[Lsn], None], until: Until | None = None) -> Prepared:
         """Run the setup. It may be cancelled at any point and repeated.

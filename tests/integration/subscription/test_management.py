@@ -380,9 +380,11 @@ async def test_rejected_verb_changes_nothing_for_a_running_subscription(publishe
     async with replica(publisher18_db, target_db) as found:
         await found.caught_up()
         name = found.subscription.name
+        began = asyncio.get_running_loop().time()
         with pytest.raises(SubscriptionInUse, match="is active for PID"):
             async with alter_subscription(name, target=target_db.dsn):
                 pass
+        assert asyncio.get_running_loop().time() - began < 10, "no launcher stops it: it is not waited for"
         target_db.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'")
         publisher18_db.execute("INSERT INTO t VALUES (2, 'b')")
         await found.same(ROWS)

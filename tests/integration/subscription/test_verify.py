@@ -17,7 +17,7 @@ import pytest
 from subscriber import ApplyError, ConfigurationError, RelationError, TableName, TargetError, repair, verify
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.subscription.run import snapshot_service
-from subscriber.subscription.targets import open_store
+from subscriber.subscription.targets import stored_catalog
 from subscriber.verification.model import RowKind
 from subscriber.walreceiver.copying.rows_by_key import rows_by_key
 from tests.support.database import Database
@@ -329,8 +329,8 @@ async def test_a_killed_verification_leaves_nothing_behind(replicated: Replicate
 
 async def test_snapshots_of_a_requester_that_ends_are_closed(replicated: Replicated, publisher18_db: Database, target_db: Database) -> None:
     async with replicated("CREATE TABLE t (id int PRIMARY KEY)") as found:
-        async with open_store(target_db.dsn, "test") as (store, find):
-            requests = StoredRequests(store, (await find(found.subscription.name)).oid, "the test")
+        async with stored_catalog(target_db.dsn, "test") as catalog:
+            requests = StoredRequests(catalog.store, (await catalog.find(found.subscription.name)).oid, "the test")
             await requests.take_lock()
             await requests.put("1", {"kind": "snapshot"})
             await asyncio.to_thread(target_db.wait, "SELECT state FROM subscriber.snapshot_request", "o")

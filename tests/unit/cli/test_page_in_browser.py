@@ -69,6 +69,9 @@ class InFile:
     def held(self, _name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def runs(self, _name: str) -> bool:
+        return False
+
 
 SUBSCRIPTIONS = {
     "a_well": Known(running()),

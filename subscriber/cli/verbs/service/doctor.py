@@ -6,7 +6,7 @@ import argparse
 import os
 
 from subscriber.cli.notices import confirm
-from subscriber.cli.options import add_name_argument, add_target_argument
+from subscriber.cli.options import add_connection_option, add_name_argument, add_target_argument
 from subscriber.cli.service.configuration_file import add_config_argument, chosen
 from subscriber.cli.service.support_bundle import Bundle, Sides, collect
 from subscriber.errors import ConfigurationError
@@ -24,12 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name_argument(parser)
     add_config_argument(parser)
     add_target_argument(parser, required=False)
-    parser.add_argument(
-        "-P",
-        "--connection",
-        metavar="CONNINFO",
-        help="connection string of the publisher, for a subscription that its command line defines",
-    )
+    add_connection_option(parser)
     parser.add_argument("--from-log", metavar="FILE", help="the log file to read; default: that of the configuration file")
     parser.add_argument("--output", metavar="FILE", help="the file to write, which must not exist; default: NAME.zip")
     parser.set_defaults(execute=_execute, usage=parser.error)
