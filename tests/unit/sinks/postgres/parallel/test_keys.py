@@ -17,6 +17,7 @@ from subscriber.protocol.encoder import encode
 from subscriber.protocol.messages import Message, Type
 from subscriber.sinks.postgres.parallel import keys
 from subscriber.sinks.postgres.parallel.keys import FollowedTable, GroupKeys, KeyReader, UniqueKey
+from tests.support.examples import property_test
 from tests.support.sink_postgres import UNCHANGED, Binary, Remote, truncate
 
 NUMERIC = 1700
@@ -121,14 +122,12 @@ def differs(history: tuple[Rows, list[Change], list[Change]], *indexes: UniqueKe
     return (one, two, after) != (other_one, other_two, other_after)
 
 
-@given(histories())
-@settings(max_examples=400)
+@property_test(100, 1000, histories())
 def test_independent_groups_can_be_applied_in_either_order(history: tuple[Rows, list[Change], list[Change]]) -> None:
     assert not differs(history, PRIMARY, MAIL, PAIR)
 
 
-@given(histories())
-@settings(max_examples=400)
+@property_test(100, 1000, histories())
 def test_without_the_old_rows_the_order_shows_in_errors_only(history: tuple[Rows, list[Change], list[Change]]) -> None:
     """The publisher does not send the value that an UPDATE removes from an index: too early, a row with that value is rejected."""
     rows, first, second = history
@@ -151,8 +150,7 @@ def divided(remote: Remote, history: tuple[Rows, list[Change], list[Change]]) ->
     return parts
 
 
-@given(histories())
-@settings(max_examples=1000)
+@property_test(100, 3000, histories())
 def test_changes_without_a_key_in_common_are_made_before_the_first_group(history: tuple[Rows, list[Change], list[Change]]) -> None:
     rows, first, second = history
     early, late = divided(FULL, history)
@@ -161,8 +159,7 @@ def test_changes_without_a_key_in_common_are_made_before_the_first_group(history
     assert both(after, first, late) == both(rows, first, second)
 
 
-@given(histories())
-@settings(max_examples=1000)
+@property_test(100, 3000, histories())
 def test_without_the_old_rows_it_shows_in_errors_only(history: tuple[Rows, list[Change], list[Change]]) -> None:
     rows, first, second = history
     early, late = divided(PLAIN, history)
@@ -179,7 +176,14 @@ def found_mistake(*indexes: UniqueKey) -> bool:
 
     @given(histories())
     # the same search each time, without making a history that was found smaller, which takes a minute
-    @settings(max_examples=3000, database=None, derandomize=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=3000,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
     def search(history: tuple[Rows, list[Change], list[Change]]) -> None:
         assert not differs(history, *indexes)
 
