@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import tomllib
 from pathlib import Path
@@ -27,6 +25,7 @@ from subscriber.subscription.management.status import subscription_status
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.support.code_blocks import Block, blocks
 from tests.support.database import Database
+from tests.support.replica import serving
 
 
 def _block(part: str) -> Block:
@@ -72,16 +71,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"json://{tmp_path / 'copies'}"
 
 
-@contextlib.asynccontextmanager
-async def _running(subscription: Subscription) -> Any:
-    task = asyncio.create_task(subscription.run())
-    try:
-        yield
-    finally:
-        subscription.stop()
-        await task
-
-
 async def test_its_url_has_verify_and_repair(installed: str, publisher18_db: Database) -> None:
     publisher18_db.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE bag (v float8); INSERT INTO bag SELECT 0.1 FROM generate_series(1, 3);"
@@ -91,7 +80,7 @@ async def test_its_url_has_verify_and_repair(installed: str, publisher18_db: Dat
     subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=installed, options=options)
     with pytest.raises(TargetError, match=r'^subscription "replica" does not exist'):
         await verify("replica", target=installed, connection=publisher18_db.dsn)
-    async with _running(subscription):
+    async with serving(subscription):
         publisher18_db.execute("UPDATE t SET v = 'y' WHERE id = 3; INSERT INTO bag VALUES (NULL)")
         await subscription.wait_for(publisher18_db.current_lsn())
         found = await verify("replica", target=installed, connection=publisher18_db.dsn)

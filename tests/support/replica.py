@@ -65,6 +65,19 @@ def subscription_of(
 
 
 @contextlib.asynccontextmanager
+async def serving(subscription: Subscription) -> AsyncIterator[None]:
+    """Run a subscription while the block lasts, and end it cleanly; its failure is the test's."""
+    task = asyncio.create_task(subscription.run())
+    try:
+        yield
+        subscription.stop()
+        await asyncio.wait_for(task, WAIT_SECONDS)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
 async def replica(publisher: Database, target: Database, **arguments: Any) -> AsyncIterator[Replica]:
     """Run a subscription (arguments of :func:`subscription_of`) while the block lasts; its failure is the test's."""
     subscription = subscription_of(publisher, target, **arguments)

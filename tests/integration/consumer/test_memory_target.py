@@ -12,6 +12,7 @@ from subscriber import Settings, Subscription, SubscriptionInUse, SubscriptionOp
 from subscriber.interfaces import TwoPhaseState
 from subscriber.sinks.memory import MemorySink, MemoryTarget
 from tests.support.database import Database
+from tests.support.replica import serving
 
 
 def _subscription(publisher: Database, target: MemoryTarget) -> Subscription:
@@ -43,8 +44,7 @@ async def test_copy_follow_and_prepared_transactions(publisher_db: Database) -> 
     ]
 
     subscription = _subscription(publisher_db, target)
-    running = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         publisher_db.execute("INSERT INTO t (id, mood) VALUES (3, 'sad'); DELETE FROM t WHERE id = 2; INSERT INTO log VALUES ('x'), ('x')")
         await subscription.wait_for(publisher_db.current_lsn(), 30)
         assert [row["id"] for row in target.rows("public.t")] == [1, 3]
@@ -62,17 +62,13 @@ async def test_copy_follow_and_prepared_transactions(publisher_db: Database) -> 
         assert target.rows("public.log") == []
         assert target.rows("public.t")[0]["amount"] == Decimal("1.00")
         assert record.prepared == {}
-    finally:
-        subscription.stop()
-        await running
 
 
 async def test_a_cut_connection_is_made_again(publisher18_db: Database) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     target = MemoryTarget()
     subscription = _subscription(publisher18_db, target)
-    running = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         for number in range(5):
             publisher18_db.execute(f"INSERT INTO t VALUES ({number})")
             await subscription.wait_for(publisher18_db.current_lsn(), 30)
@@ -80,9 +76,6 @@ async def test_a_cut_connection_is_made_again(publisher18_db: Database) -> None:
         publisher18_db.execute("INSERT INTO t VALUES (5)")
         await subscription.wait_for(publisher18_db.current_lsn(), 30)
         assert [row["id"] for row in target.rows("public.t")] == list(range(6))
-    finally:
-        subscription.stop()
-        await running
 
 
 async def test_a_severed_sink_writes_nothing() -> None:

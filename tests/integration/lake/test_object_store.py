@@ -29,7 +29,7 @@ from tests.support.database import Database, let_slots_be_created, let_small_tra
 from tests.support.lakes import applied, apply_all, assert_same, published, storage
 from tests.support.object_store import denied
 from tests.support.program import confirmed
-from tests.support.replica import QUICK
+from tests.support.replica import QUICK, serving
 
 KILLS = 4
 ARGUMENTS = [argument for setting in QUICK_SETTINGS for argument in ("-c", setting)]
@@ -54,13 +54,11 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
     let_slots_be_created(publisher18_db)
     for _ in range(2):
         found = subscription(publisher18_db, lake, "?batch_delay=50ms")
-        running = asyncio.create_task(found.run())
-        await load.run(transactions=len(Kind))
-        await load.finish()
-        await found.wait_for(publisher18_db.current_lsn(), 60)
-        await applied(lake, ApplierSettings(target_rows=500))
-        found.stop()
-        await running
+        async with serving(found):
+            await load.run(transactions=len(Kind))
+            await load.finish()
+            await found.wait_for(publisher18_db.current_lsn(), 60)
+            await applied(lake, ApplierSettings(target_rows=500))
         let_small_transactions_stream(publisher18_db)  # to the next one: all is copied
     snapshot = published(lake)
     assert_same(lake, snapshot, publisher18_db, names)
@@ -174,24 +172,22 @@ async def test_two_appliers_race_for_every_publication(publisher18_db: Database,
                 pass  # a table was changed by the other one, or its round's files are gone: planned again
 
     found = subscription(db, lake, "?batch_delay=20ms")
-    running = asyncio.create_task(found.run())
-    while storage(lake).read("subscriber.json") is None:
-        await asyncio.sleep(0.05)
-    threads = [threading.Thread(target=keep_applying, args=[which]) for which in ("first", "second")]
-    for thread in threads:
-        thread.start()
-    number = 0
-    async with asyncio.timeout(60):
-        while ended.total() < 2:
-            number += 1
-            db.execute(f"BEGIN; INSERT INTO a VALUES ({number}); INSERT INTO b VALUES ({number}); COMMIT")
-            await asyncio.sleep(0.02)
-    await found.wait_for(db.current_lsn(), 60)
-    stop.set()
-    for thread in threads:
-        await asyncio.to_thread(thread.join)
-    found.stop()
-    await running
+    async with serving(found):
+        while storage(lake).read("subscriber.json") is None:
+            await asyncio.sleep(0.05)
+        threads = [threading.Thread(target=keep_applying, args=[which]) for which in ("first", "second")]
+        for thread in threads:
+            thread.start()
+        number = 0
+        async with asyncio.timeout(60):
+            while ended.total() < 2:
+                number += 1
+                db.execute(f"BEGIN; INSERT INTO a VALUES ({number}); INSERT INTO b VALUES ({number}); COMMIT")
+                await asyncio.sleep(0.02)
+        await found.wait_for(db.current_lsn(), 60)
+        stop.set()
+        for thread in threads:
+            await asyncio.to_thread(thread.join)
     snapshot = await applied(lake)
     assert_same(lake, snapshot, db, [TableName("public", "a"), TableName("public", "b")])
     snapshots, before = Snapshots(storage(lake)), 0

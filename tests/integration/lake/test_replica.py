@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, lake_rows, published, storage
-from tests.support.replica import QUICK
+from tests.support.replica import QUICK, serving
 
 
 def subscription(publisher: Database, path: Path, *, parameters: str = "", settings: Settings = QUICK, **options: object) -> Subscription:
@@ -62,16 +61,16 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher18_db: Datab
     lake = tmp_path / "lake"
     for confirm in ("landed", "applied"):
         replica = subscription(publisher18_db, lake, parameters=f"?apply=local&target_rows=300&batch_delay=50ms&confirm={confirm}")
-        running = asyncio.create_task(replica.run())
-        for round_ in range(3):
-            publisher18_db.execute(f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}")
-            await replica.wait_for(Lsn.parse(str(publisher18_db.value("SELECT pg_current_wal_flush_lsn()::text"))), timeout=60)
-            if confirm == "applied":
-                assert_same(lake, published(lake), publisher18_db, [T])
-        with pytest.raises(SubscriptionInUse, match="already has an applier"):
-            apply_all(lake)
-        replica.stop()
-        await running
+        async with serving(replica):
+            for round_ in range(3):
+                publisher18_db.execute(
+                    f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}"
+                )
+                await replica.wait_for(Lsn.parse(str(publisher18_db.value("SELECT pg_current_wal_flush_lsn()::text"))), timeout=60)
+                if confirm == "applied":
+                    assert_same(lake, published(lake), publisher18_db, [T])
+            with pytest.raises(SubscriptionInUse, match="already has an applier"):
+                apply_all(lake)
         # waiting batches were applied before the end, and by no other applier
         assert_same(lake, published(lake), publisher18_db, [T])
     status = json.loads((lake / "applier.json").read_text())["document"]
@@ -118,13 +117,11 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher1
     let_slots_be_created(publisher18_db)
     for _ in range(2):
         found = subscription(publisher18_db, lake, parameters="?batch_delay=50ms", two_phase=True)
-        running = asyncio.create_task(found.run())
-        await load.run(transactions=40)
-        await load.finish()
-        await found.wait_for(publisher18_db.current_lsn(), 60)
-        await applied(lake)
-        found.stop()
-        await running
+        async with serving(found):
+            await load.run(transactions=40)
+            await load.finish()
+            await found.wait_for(publisher18_db.current_lsn(), 60)
+            await applied(lake)
         let_small_transactions_stream(publisher18_db)  # to the next one: all is copied
     snapshot = await applied(lake)
     assert_same(lake, snapshot, publisher18_db, names)
@@ -152,12 +149,10 @@ async def test_a_second_subscriber_of_a_lake_is_refused(publisher18_db: Database
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
     first = subscription(publisher18_db, lake)
-    running = asyncio.create_task(first.run())
-    await first.wait_for(publisher18_db.current_lsn(), 30)
-    with pytest.raises(SubscriptionInUse, match="in use by another process"):
-        await subscription(publisher18_db, lake).run(Until())
-    first.stop()
-    await running
+    async with serving(first):
+        await first.wait_for(publisher18_db.current_lsn(), 30)
+        with pytest.raises(SubscriptionInUse, match="in use by another process"):
+            await subscription(publisher18_db, lake).run(Until())
 
 
 async def test_a_directory_that_is_no_lake_is_refused_before_anything_is_made(publisher18_db: Database, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.support.database import WAIT_SECONDS, Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.lakes import applied
 from tests.support.program import running as running_program
-from tests.support.replica import QUICK
+from tests.support.replica import QUICK, serving
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10, 2), "a b" timestamptz, f float4[], s text[], c char(4));
@@ -43,15 +43,9 @@ async def running(
         target=f"spark://{lake}{parameters}",
         settings=settings,
     )
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         yield subscription
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def verified(publisher: Database, lake: Path, *, show_values: bool = False) -> VerificationReport:

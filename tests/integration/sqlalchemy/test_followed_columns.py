@@ -13,7 +13,7 @@ import pytest
 from subscriber import Subscription, SubscriptionOptions, TargetUnavailable, crash_points
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import subscriber
-from tests.support.replica import QUICK
+from tests.support.replica import QUICK, serving
 from tests.support.sqlalchemy_targets import OtherTarget
 
 FOLLOW = replace(QUICK, schema_change="follow", create_tables=True)
@@ -99,14 +99,8 @@ async def again(
         options=SubscriptionOptions(two_phase=False, streaming="on", **options),
         settings=settings,
     )
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         yield Follower(subscription, publisher, target)
-        subscription.stop()
-        await asyncio.wait_for(task, WAIT_SECONDS)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def each(publisher: Database, statements: str) -> None:

@@ -16,6 +16,7 @@ from subscriber.subscription.run import reconciliation
 from subscriber.verification import tables
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import until
+from tests.support.replica import serving
 from tests.support.sqlalchemy_targets import OtherTarget
 
 ROWS = 2000
@@ -48,17 +49,11 @@ def subscription_of(
 
 async def ran(subscription: Subscription, publisher: Database, act: Callable[[], Awaitable[None]] | None = None) -> None:
     """Run until it has caught up."""
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         if act is not None:
             await act()
             await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 def assert_same(publisher: Database, target: OtherTarget) -> None:
@@ -194,11 +189,11 @@ async def test_triggers_that_would_fire(publisher18_db: Database, other_target: 
     async with alter_subscription(name, target=other_target.url) as alteration:
         await alteration.resync([TableName("public", "t")], copy=True)
     task = asyncio.create_task(subscription_of(publisher18_db, other_target, SETTINGS, copy_data=True).run())
-    while 'trigger "my_trigger" fires for the rows' not in caplog.text and not task.done():
+    while 'trigger "my_trigger" of table "public.t" fires for the rows' not in caplog.text and not task.done():
         await asyncio.sleep(0.05)
     task.cancel()
     (error,) = await asyncio.gather(task, return_exceptions=True)
-    assert 'trigger "my_trigger" fires for the rows' in f"{caplog.text}{error}"
+    assert 'trigger "my_trigger" of table "public.t" fires for the rows' in f"{caplog.text}{error}"
     assert "DROP TRIGGER" in f"{caplog.text}{getattr(error, 'hint', '')}"
     assert_same(publisher18_db, other_target)
     other_target.execute("DROP TRIGGER my_trigger")

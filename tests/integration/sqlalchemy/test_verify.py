@@ -15,8 +15,9 @@ from subscriber.sinks.sqlalchemy import snapshots
 from subscriber.sinks.sqlalchemy.session import locks
 from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions, SnapshotTable
 from subscriber.subscription.management.status import subscription_status
-from subscriber.subscription.targets import open_store
+from subscriber.subscription.targets import stored_catalog
 from tests.support.database import WAIT_SECONDS, Database
+from tests.support.replica import serving
 from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
 TABLES = """
@@ -43,15 +44,9 @@ async def running(publisher: Database, target: OtherTarget, **settings: Any) -> 
         target=target.url,
         settings=Settings(wal_retrieve_retry_interval=0.2, create_tables=True, **settings),
     )
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         yield subscription
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def verified(subscription: Subscription, publisher: Database, target: OtherTarget, *tables: str) -> VerificationReport:
@@ -199,8 +194,8 @@ async def test_compares_large_tables_by_ranges(publisher18_db: Database, other_t
 async def test_apply_continues_if_the_requester_does_not_answer(publisher18_db: Database, other_target: OtherTarget) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     async with running(publisher18_db, other_target) as found:
-        async with open_store(other_target.url, "test") as (store, find):
-            requests = StoredRequests(store, (await find(f"other_{publisher18_db.name}")).oid, "the test")
+        async with stored_catalog(other_target.url, "test") as catalog:
+            requests = StoredRequests(catalog.store, (await catalog.find(f"other_{publisher18_db.name}")).oid, "the test")
             await requests.take_lock()
             await requests.put("1", {"kind": "snapshot"})
             held = other_target.ours("snapshot_request")

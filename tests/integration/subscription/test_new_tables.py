@@ -16,7 +16,7 @@ from subscriber import Subscription, TableName, TableState, verify
 from subscriber.subscription.run.tables import new_tables
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
-from tests.support.replica import QUICK, Replica, replica
+from tests.support.replica import QUICK, Replica, replica, serving
 from tests.support.roles import role
 from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
@@ -165,8 +165,7 @@ async def test_other_databases(publisher18_db: Database, other_target: OtherTarg
         target=other_target.url,
         settings=replace(COPY, create_tables=True),
     )
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(publisher18_db.current_lsn(), 60)
         publisher18_db.execute(
             "CREATE TABLE n (id int PRIMARY KEY, v text UNIQUE); INSERT INTO n VALUES (1, 'a'); INSERT INTO t VALUES (1)"
@@ -177,11 +176,6 @@ async def test_other_databases(publisher18_db: Database, other_target: OtherTarg
         publisher18_db.execute("INSERT INTO n VALUES (2, 'b')")
         await subscription.wait_for(publisher18_db.current_lsn(), 60)
         assert await asyncio.to_thread(other_target.fetch, "SELECT id, v FROM n ORDER BY id") == [(1, "a"), (2, "b")]
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_tables_that_came_while_nothing_ran(publisher18_db: Database, target_db: Database, caplog: pytest.LogCaptureFixture) -> None:
