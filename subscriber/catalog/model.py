@@ -26,7 +26,7 @@ A kind of target can add columns and tables that only it needs (:meth:`Table.ext
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final, Self
@@ -49,7 +49,6 @@ __all__ = [
     "Kind",
     "Table",
     "known_values",
-    "pg_subscription",
 ]
 
 
@@ -148,32 +147,23 @@ def _option_column(option: Option) -> Column:
     return Column(option.column, kind, length=length, default=option.stored(option.default))
 
 
-def pg_subscription(options: Iterable[Option]) -> Table:
-    """The table of subscriptions.
-
-    Args:
-        options: the parameters that have a column in it.
-    """
-    return Table(
-        "pg_subscription",
-        Column("oid", Kind.OID),
-        Column("subname", Kind.NAME, unique=True),
-        Column("subenabled", Kind.BOOLEAN),
-        Column("subslotname", Kind.NAME, null=True),
-        Column("subpublications", Kind.NAMES),
-        Column("subtwophasestate", Kind.CODE),
-        Column("subskiplsn", Kind.LSN),
-        *map(_option_column, options),
-        Column("subconninfo", Kind.TEXT, null=True),
-        Column("submade", Kind.BOOLEAN),
-        Column("subgeneration", Kind.INTEGER),
-        Column("subrefresh", Kind.TEXT, length=10, null=True),
-        key=("oid",),
-        subscription="oid",
-    )
-
-
-PG_SUBSCRIPTION: Final = pg_subscription(STORED.values())
+PG_SUBSCRIPTION: Final = Table(
+    "pg_subscription",
+    Column("oid", Kind.OID),
+    Column("subname", Kind.NAME, unique=True),
+    Column("subenabled", Kind.BOOLEAN),
+    Column("subslotname", Kind.NAME, null=True),
+    Column("subpublications", Kind.NAMES),
+    Column("subtwophasestate", Kind.CODE),
+    Column("subskiplsn", Kind.LSN),
+    *map(_option_column, STORED.values()),
+    Column("subconninfo", Kind.TEXT, null=True),
+    Column("submade", Kind.BOOLEAN),
+    Column("subgeneration", Kind.INTEGER),
+    Column("subrefresh", Kind.TEXT, length=10, null=True),
+    key=("oid",),
+    subscription="oid",
+)
 
 
 PG_SUBSCRIPTION_REL: Final = Table(

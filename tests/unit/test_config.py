@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -275,11 +275,6 @@ def test_slot_name_none_where_it_is_allowed() -> None:
         assert options.slot_name == NO_SLOT
         assert not options.enabled
         assert not options.create_slot
-
-
-def test_options_are_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        DEFAULT.binary = True  # type: ignore[misc]
 
 
 def test_case_matters_where_names_are_not_postgresqls() -> None:

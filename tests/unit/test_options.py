@@ -7,17 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.schema import CreateTable
 
-from subscriber.catalog.model import pg_subscription
 from subscriber.cli.options import add_parameters_argument
-from subscriber.config import PARAMETERS, SETTINGS, STORED, Option, Settings, SubscriptionOptions, declared, reference
+from subscriber.config import PARAMETERS, SETTINGS, Option, Settings, SubscriptionOptions, declared, reference
 from subscriber.config.option import option
 from subscriber.config.reading import SIZE, TIME, WHOLE, OptionType, choice
 from subscriber.errors import ConfigurationError
 from subscriber.sinks.postgres.catalog.schema import add_column
-from subscriber.sinks.sqlalchemy.catalog_tables import catalog_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +55,6 @@ def test_postgres_catalog() -> None:
     assert "ALTER TABLE subscriber.pg_subscription ADD subhue text NOT NULL DEFAULT 'green'" in columns
     assert "GRANT SELECT (subhue) ON subscriber.pg_subscription TO PUBLIC" in columns
     assert "ADD subpatience integer NOT NULL DEFAULT '7'" in columns
-
-
-def test_sqlalchemy_catalog() -> None:
-    tables = catalog_tables(pg_subscription([*STORED.values(), *NEW]))
-    ddl = str(CreateTable(tables.by_name["pg_subscription"]).compile(dialect=sqlite.dialect()))
-    assert "subhue VARCHAR(20) DEFAULT 'green' NOT NULL" in ddl
-    assert "subpatience BIGINT DEFAULT 7 NOT NULL" in ddl
 
 
 # --- the declarations

@@ -54,10 +54,6 @@ class _There:
     role: str
     oid: int
 
-    @property
-    def sql(self) -> str:
-        return self.name.quoted
-
     def result(self, wanted: PublishedSequence, state: SequenceState, reason: str | None = None) -> SequenceResult:
         next_value = wanted.next_value if state is SequenceState.SET else None
         return SequenceResult(sequence=wanted.name, state=state, place=f"sequence {self.name}", next_value=next_value, reason=reason)
@@ -133,7 +129,7 @@ async def _compare_and_set(
         return there.result(wanted, SequenceState.EQUAL)
     if not dry_run:
         with translated():
-            await connection.execute(f"BEGIN; ALTER SEQUENCE {there.sql} CACHE {wanted.cache}".encode())
+            await connection.execute(f"BEGIN; ALTER SEQUENCE {there.name.quoted} CACHE {wanted.cache}".encode())
         value, called = await _value(connection, there)
     if not force and (reason := _ahead(there, wanted, value, called=called)) is not None:
         if not dry_run:
@@ -143,8 +139,8 @@ async def _compare_and_set(
     if not dry_run:
         with translated():
             await connection.execute(
-                f"ALTER SEQUENCE {there.sql} INCREMENT {wanted.increment} MINVALUE {minimum} MAXVALUE {maximum} START {wanted.start}"
-                f" {'' if wanted.cycle else 'NO '}CYCLE RESTART {wanted.last_value};"
+                f"ALTER SEQUENCE {there.name.quoted} INCREMENT {wanted.increment} MINVALUE {minimum} MAXVALUE {maximum}"
+                f" START {wanted.start} {'' if wanted.cycle else 'NO '}CYCLE RESTART {wanted.last_value};"
                 f"SELECT pg_catalog.setval({there.oid}::pg_catalog.oid::pg_catalog.regclass, {wanted.last_value}, {wanted.is_called});"
                 "COMMIT".encode()
             )
@@ -153,7 +149,7 @@ async def _compare_and_set(
 
 async def _value(connection: psycopg.AsyncConnection[tuple[Any, ...]], there: _There) -> tuple[int, bool]:
     with translated():
-        cursor = await connection.execute(f"SELECT last_value, is_called FROM {there.sql}".encode())  # noqa: S608
+        cursor = await connection.execute(f"SELECT last_value, is_called FROM {there.name.quoted}".encode())  # noqa: S608
         ((value, called),) = await cursor.fetchall()
     return value, called
 

@@ -33,7 +33,6 @@ There are no foreign keys: this program deletes all rows of a subscription toget
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -60,16 +59,16 @@ from subscriber.catalog.model import Kind
 from subscriber.sinks.sqlalchemy.catalog_types import LsnText, Names
 
 __all__ = [
-    "CATALOG",
     "FENCE",
     "FIRST_OID",
+    "METADATA",
     "OF_SUBSCRIPTION",
     "PREFIX",
     "PREPARED_TABLES",
     "PREPARED_TRANSACTION",
+    "TABLES",
     "VERSION",
-    "CatalogTables",
-    "catalog_tables",
+    "VERSION_TABLE",
 ]
 
 VERSION: Final = 1
@@ -156,72 +155,6 @@ _TYPES: Final[Mapping[Kind, TypeEngine[Any]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class CatalogTables:
-    """The tables.
-
-    Attributes:
-        metadata: contains all tables.
-        version: has columns that are declared only in this module.
-        by_name: all tables except ``version``, by their names in the model.
-    """
-
-    metadata: MetaData
-    version: Table
-    by_name: Mapping[str, Table]
-
-    @property
-    def fence(self) -> Table:
-        return self.by_name["fence"]
-
-    @property
-    def pg_subscription_rel(self) -> Table:
-        return self.by_name["pg_subscription_rel"]
-
-    @property
-    def position(self) -> Table:
-        return self.by_name["position"]
-
-    @property
-    def prepared_transaction(self) -> Table:
-        return self.by_name["prepared_transaction"]
-
-    @property
-    def prepared_transaction_chunk(self) -> Table:
-        return self.by_name["prepared_transaction_chunk"]
-
-    @property
-    def received_prepare(self) -> Table:
-        return self.by_name["received_prepare"]
-
-
-def catalog_tables(subscription: model.Table = model.PG_SUBSCRIPTION) -> CatalogTables:
-    """Build the tables.
-
-    Args:
-        subscription: the table of subscriptions.
-    """
-    metadata = MetaData()
-
-    def table(name: str, *columns: Column[Any]) -> Table:
-        made: Table = Table(PREFIX + name, metadata, *columns, **_OPTIONS)
-        return made
-
-    blob = LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb")
-    further = {"prepared_transaction_chunk": (Column("data", blob, nullable=False),)}
-    made = {each.name: table(each.name, *_columns(each), *further.get(each.name, ())) for each in (*OF_SUBSCRIPTION[:-1], subscription)}
-    return CatalogTables(
-        metadata=metadata,
-        version=table(
-            "version",
-            Column("version", Integer, primary_key=True, autoincrement=False),
-            Column("target_identifier", String(20), nullable=False),
-            Column("next_oid", BigInteger, nullable=False),
-        ),
-        by_name=made,
-    )
-
-
 def _columns(table: model.Table) -> list[Column[Any]]:
     return [
         Column(
@@ -243,5 +176,25 @@ def _literal(value: Any) -> ColumnElement[Any] | None:
     return None if value is None else literal(value)
 
 
-CATALOG: Final = catalog_tables()
-"""Those of every target: to build them takes ten milliseconds, as much as some runs."""
+METADATA: Final = MetaData()
+"""Contains all tables. They are made once: to build them takes ten milliseconds, as much as some runs."""
+
+
+def _table(name: str, *columns: Column[Any]) -> Table:
+    made: Table = Table(PREFIX + name, METADATA, *columns, **_OPTIONS)
+    return made
+
+
+_FURTHER: Final = {
+    "prepared_transaction_chunk": (Column("data", LargeBinary().with_variant(mysql.MEDIUMBLOB(), "mysql", "mariadb"), nullable=False),)
+}
+TABLES: Final[Mapping[str, Table]] = {
+    each.name: _table(each.name, *_columns(each), *_FURTHER.get(each.name, ())) for each in OF_SUBSCRIPTION
+}
+"""All tables except ``version``, by their names in the model."""
+VERSION_TABLE: Final = _table(
+    "version",
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("target_identifier", String(20), nullable=False),
+    Column("next_oid", BigInteger, nullable=False),
+)

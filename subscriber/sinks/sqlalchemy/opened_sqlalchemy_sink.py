@@ -37,7 +37,7 @@ from subscriber.sinks.sqlalchemy.apply.prepared_transactions import PreparedTran
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
 from subscriber.sinks.sqlalchemy.catalog.rows import existing_tables, subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, PREFIX
+from subscriber.sinks.sqlalchemy.catalog_tables import PREFIX, TABLES
 from subscriber.sinks.sqlalchemy.conflict_log import ConflictLog
 from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.copy.staging import Staging
@@ -108,7 +108,7 @@ class SqlAlchemyTarget:
             return self.settings.create_tables
         if self.database.path is None:
             return False
-        rel = CATALOG.pg_subscription_rel
+        rel = TABLES["pg_subscription_rel"]
         known = [TableName(*row) for row in await connection.execute(select(rel.c.srnspname, rel.c.srrelname))]
         ours = {str(target_name(name)).lower() for name in (*known, *(table.name for table in tables))}
         ours |= {self.log.name.lower()} if self.log is not None else set()

@@ -26,7 +26,6 @@ from subscriber.sinks.sqlalchemy.schema.table_creation import Reference, TableDe
 from subscriber.sinks.sqlalchemy.schema.target_table import source_types
 from subscriber.sinks.sqlalchemy.schema.trial_creation import not_created
 from subscriber.sinks.sqlalchemy.session.database import Database
-from subscriber.sinks.sqlalchemy.session.session import Session
 
 __all__ = ["compare_schema", "copy_schema"]
 
@@ -59,19 +58,10 @@ async def copy_schema(
         ConfigurationError: the URL is not valid.
         TargetUnavailable, TargetError: an object cannot be created. What was created stays.
     """
-    database = Database(url)
-    try:
-        session = await database.connect()
-        try:
-            for section in sections:
-                if section is Section.PRE_DATA:
-                    await _create_tables(session, tables, schema, progress)
-                else:
-                    await _create_objects(session, tables, schema, progress)
-        finally:
-            await session.close()
-    finally:
-        await database.close()
+    async with Database(url) as database:
+        for section in sections:
+            create = _create_tables if section is Section.PRE_DATA else _create_objects
+            await create(database, tables, schema, progress)
     return [line for published in tables for line in _left_out(published, schema)]
 
 
@@ -82,8 +72,7 @@ async def compare_schema(url: str, tables: Sequence[PublishedTable], schema: Dat
         ConfigurationError: the URL is not valid.
         TargetUnavailable, TargetError: the target cannot be read.
     """
-    database = Database(url, create=False)
-    try:
+    async with Database(url, create=False) as database:
         if database.path is not None and not database.path.exists():
             absent = 'table "{}" does not exist in the target'
             return [SchemaDifference(kind="table", name=each.name, message=absent.format(each.name)) for each in tables]
@@ -99,12 +88,10 @@ async def compare_schema(url: str, tables: Sequence[PublishedTable], schema: Dat
                 message = f'{each.what} of table "{each.table}" does not exist in the target'
                 found.append(SchemaDifference(kind=each.kind, name=each.table, message=message, ddl=(statement,)))
             return found + await connection.run_sync(_nullability, tables)
-    finally:
-        await database.close()
 
 
-async def _create_tables(session: Session, tables: Sequence[PublishedTable], schema: DatabaseSchema, progress: SchemaProgress) -> None:
-    async with session.transaction() as connection:
+async def _create_tables(database: Database, tables: Sequence[PublishedTable], schema: DatabaseSchema, progress: SchemaProgress) -> None:
+    async with database.writing() as connection:
         existing = set(await connection.run_sync(lambda each: inspect(each).get_table_names()))
     for number, published in enumerate(tables):
         what = f"table {published.name}"
@@ -112,21 +99,21 @@ async def _create_tables(session: Session, tables: Sequence[PublishedTable], sch
         there = str(target_name(published.name)) in existing
         if not there:
             progress(SchemaStep(what, StepState.BEGUN, 0.0, number, len(tables)))
-            async with session.transaction() as connection:
+            async with database.writing() as connection:
                 details = _details(published, tables, schema, connection.dialect)
                 await create_table(connection, published, details)
         state = StepState.EXISTS if there else StepState.CREATED
         progress(SchemaStep(what, state, time.monotonic() - began, number + 1, len(tables)))
 
 
-async def _create_objects(session: Session, tables: Sequence[PublishedTable], schema: DatabaseSchema, progress: SchemaProgress) -> None:
-    async with session.transaction() as connection:
+async def _create_objects(database: Database, tables: Sequence[PublishedTable], schema: DatabaseSchema, progress: SchemaProgress) -> None:
+    async with database.writing() as connection:
         missing = await connection.run_sync(_missing, tables, schema)
     for number, each in enumerate(missing):
         what = f"{each.what} of table {each.table}"
         progress(SchemaStep(what, StepState.BEGUN, 0.0, number, len(missing)))
         began = time.monotonic()
-        async with session.transaction() as connection:
+        async with database.writing() as connection:
             try:
                 await connection.execute(each.ddl)
             except SQLAlchemyError as error:

@@ -22,7 +22,6 @@ from subscriber.interfaces.sequences import PublishedSequence, SequenceResult, S
 from subscriber.sinks.sqlalchemy.schema.names import folded_column, target_name
 from subscriber.sinks.sqlalchemy.schema.reflection import reflect
 from subscriber.sinks.sqlalchemy.session.database import Database
-from subscriber.sinks.sqlalchemy.session.session import Session
 
 __all__ = ["set_sequences"]
 
@@ -56,35 +55,25 @@ async def set_sequences(url: str, sequences: Sequence[PublishedSequence], *, for
         ConfigurationError: this kind of database is not supported.
         TargetUnavailable, TargetError: the target cannot be reached.
     """
-    database = Database(url, create=False)
-    if database.dialect_name not in _MYSQL | {"sqlite"}:
-        raise ConfigurationError(
-            f'the sequences of a target of kind "{database.dialect_name}" cannot be set', hint="set them with a program of your own"
-        )
-    results: list[SequenceResult] = []
-    try:
-        session = await database.connect()
-        try:
-            if database.dialect_name in _MYSQL:
-                async with session.transaction() as connection:
-                    # a lock of another session, and statistics that MySQL would otherwise take from its cache
-                    await connection.exec_driver_sql("SET SESSION lock_wait_timeout = 10")
-                    if not connection.dialect.is_mariadb:  # type: ignore[attr-defined]
-                        await connection.exec_driver_sql("SET SESSION information_schema_stats_expiry = 0")
-            for wanted in sequences:
-                results += await _set(session, wanted, force=force, dry_run=dry_run)
-        finally:
-            await session.close()
-    finally:
-        await database.close()
-    return results
+    async with Database(url, create=False) as database:
+        if database.dialect_name not in _MYSQL | {"sqlite"}:
+            raise ConfigurationError(
+                f'the sequences of a target of kind "{database.dialect_name}" cannot be set', hint="set them with a program of your own"
+            )
+        if database.dialect_name in _MYSQL:
+            async with database.writing() as connection:
+                # a lock of another session, and statistics that MySQL would otherwise take from its cache
+                await connection.exec_driver_sql("SET SESSION lock_wait_timeout = 10")
+                if not connection.dialect.is_mariadb:  # type: ignore[attr-defined]
+                    await connection.exec_driver_sql("SET SESSION information_schema_stats_expiry = 0")
+        return [result for wanted in sequences for result in await _set(database, wanted, force=force, dry_run=dry_run)]
 
 
-async def _set(session: Session, wanted: PublishedSequence, *, force: bool, dry_run: bool) -> list[SequenceResult]:
+async def _set(database: Database, wanted: PublishedSequence, *, force: bool, dry_run: bool) -> list[SequenceResult]:
     results = []
     for table, column in wanted.columns:
         try:
-            async with session.transaction() as connection:
+            async with database.writing() as connection:
                 result = await _set_column(connection, wanted, table, column, force=force, dry_run=dry_run)
         except TargetUnavailable:
             raise

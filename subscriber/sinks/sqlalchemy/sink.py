@@ -19,7 +19,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.sqlalchemy.catalog.creation import ensure_catalog
 from subscriber.sinks.sqlalchemy.catalog.rows import subscription_rows
 from subscriber.sinks.sqlalchemy.catalog.store import SqlAlchemyStore
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
+from subscriber.sinks.sqlalchemy.catalog_tables import TABLES
 from subscriber.sinks.sqlalchemy.checks import check_target, subscription_exists
 from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink, SqlAlchemyTarget, leave, table_names
 from subscriber.sinks.sqlalchemy.session.activity import activity
@@ -69,11 +69,8 @@ class SqlAlchemySink:
     async def exists(self, name: str) -> bool:
         """Whether the target has the subscription. See :meth:`subscriber.interfaces.Sink.exists`."""
         require_name(name)
-        database = Database(self._target, create=False)
-        try:
+        async with Database(self._target, create=False) as database:
             found = await subscription_exists(database, name)
-        finally:
-            await database.close()
         self._known = found or self._defined
         return found
 
@@ -126,18 +123,15 @@ class SqlAlchemySink:
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Return all problems that these tables would meet in the target. See :meth:`subscriber.interfaces.Sink.check`."""
-        database = Database(self._target, create=False)
-        try:
+        async with Database(self._target, create=False) as database:
             creating = self._settings.create_tables
             if creating is None:
                 creating = database.path is not None and (not database.path.exists() or await self._would_create(database, tables))
             return await check_target(database, tables, self._options, self._settings, creating=creating, log=self._shared.log)
-        finally:
-            await database.close()
 
     async def _would_create(self, database: Database, tables: Sequence[PublishedTable]) -> bool:
         async with database.reading() as connection:
             found = await connection.run_sync(table_names)
-            if CATALOG.pg_subscription_rel.name not in found:
+            if TABLES["pg_subscription_rel"].name not in found:
                 return not found
             return await self._shared.creates(connection, tables)

@@ -64,9 +64,7 @@ class SnapshotSessions:
         Raises:
             TargetUnavailable, TargetError
         """
-        database = Database(url, create=False)
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(database.close)
+        async with Database(url, create=False) as database, contextlib.AsyncExitStack() as stack:
             sessions = []
             for _ in range(jobs):
                 session = await database.connect()

@@ -16,7 +16,7 @@ from subscriber.catalog.statistics import Reporter
 from subscriber.catalog.store import writer_key
 from subscriber.interfaces import TwoPhaseState, WorkerActivity
 from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog, observe
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
+from subscriber.sinks.sqlalchemy.catalog_tables import TABLES
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from tests.support.sqlalchemy_targets import OtherTarget
@@ -163,9 +163,9 @@ async def test_reports_of_workers_are_visible_while_they_run(catalog: SqlAlchemy
     async with database.writing() as connection:
         for relid, name, state in ((20000, "ready", "r"), (20001, "copying", "d")):
             await connection.execute(
-                CATALOG.pg_subscription_rel.insert().values(
-                    srsubid=made.oid, srrelid=relid, srnspname="public", srrelname=name, srsubstate=state, srsublsn=Lsn(5)
-                )
+                TABLES["pg_subscription_rel"]
+                .insert()
+                .values(srsubid=made.oid, srrelid=relid, srnspname="public", srrelname=name, srsubstate=state, srsublsn=Lsn(5))
             )
     apply = WorkerActivity(
         received=Lsn(2**40), applied=Lsn(3), flushed=None, received_at=1.5, transactions=7, changes=8, transactions_per_second=0.5

@@ -20,7 +20,7 @@ from subscriber.interfaces import CopyFormat, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.sqlalchemy.apply import prepared_transactions
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
+from subscriber.sinks.sqlalchemy.catalog_tables import TABLES
 from subscriber.sinks.sqlalchemy.copy import sqlalchemy_table_sink
 from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.testing.compliance import ComplianceTarget
@@ -220,7 +220,7 @@ async def _anew(kind: str, make: Callable[[], ComplianceTarget], before: Complia
     sink = before.new_sink()
     database = sink._shared.database  # type: ignore[attr-defined]
     async with database.writing() as connection:
-        for table in CATALOG.by_name.values():
+        for table in TABLES.values():
             await connection.execute(table.delete())
     await database.close()
     return before

@@ -53,7 +53,7 @@ from subscriber.sinks.prepared_errors import lost_prepared, never_prepared
 from subscriber.sinks.runs import CHANGES
 from subscriber.sinks.sqlalchemy.apply.applier import Applier, Finish
 from subscriber.sinks.sqlalchemy.apply.relation_map import RelationMap
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
+from subscriber.sinks.sqlalchemy.catalog_tables import TABLES
 from subscriber.sinks.sqlalchemy.session.fence import Fence
 from subscriber.sinks.sqlalchemy.session.session import Session
 from subscriber.sinks.sqlalchemy.session.statement_size import limit_of
@@ -128,8 +128,8 @@ class PreparedTransactions:
             if not started:
                 await self._remove(connection, transaction.xid)
             await self._write(connection, writing.take(limit_of(connection).chunk, last=True))
-            await connection.execute(insert(CATALOG.prepared_transaction).values(self._header_values(prepared, writing)))
-            await connection.execute(insert(CATALOG.received_prepare).values(srsubid=self._oid, xid=transaction.xid))
+            await connection.execute(insert(TABLES["prepared_transaction"]).values(self._header_values(prepared, writing)))
+            await connection.execute(insert(TABLES["received_prepare"]).values(srsubid=self._oid, xid=transaction.xid))
             if finish is not None:
                 await finish(connection)
 
@@ -156,21 +156,21 @@ class PreparedTransactions:
     async def _write(self, connection: AsyncConnection, rows: Sequence[dict[str, Any]]) -> None:
         # one by one, so that no statement is larger than a chunk
         for row in rows:
-            await connection.execute(insert(CATALOG.prepared_transaction_chunk).values(row))
+            await connection.execute(insert(TABLES["prepared_transaction_chunk"]).values(row))
 
     async def _header(self, connection: AsyncConnection, xid: int) -> Mapping[str, Any] | None:
-        table = CATALOG.prepared_transaction
+        table = TABLES["prepared_transaction"]
         query = select(table).where(table.c.srsubid == self._oid, table.c.xid == xid, table.c.complete)
         row = (await connection.execute(query)).mappings().one_or_none()
         return None if row is None else dict(row)
 
     async def _was_received(self, xid: int) -> bool:
-        table = CATALOG.received_prepare
+        table = TABLES["received_prepare"]
         async with self._session.snapshot() as connection:
             return (await connection.execute(select(table).where(table.c.srsubid == self._oid, table.c.xid == xid))).first() is not None
 
     async def _remove(self, connection: AsyncConnection, xid: int) -> None:
-        for table in (CATALOG.prepared_transaction_chunk, CATALOG.prepared_transaction, CATALOG.received_prepare):
+        for table in (TABLES["prepared_transaction_chunk"], TABLES["prepared_transaction"], TABLES["received_prepare"]):
             await connection.execute(delete(table).where(table.c.srsubid == self._oid, table.c.xid == xid))
 
     async def commit(self, message: CommitPrepared, gate: RelationGate) -> None:
@@ -337,7 +337,7 @@ class _Kept:
     def __init__(self, session: Session, oid: int, transaction: Transaction) -> None:
         self._session = session
         self._records = transaction.spilled
-        self._chunk = CATALOG.prepared_transaction_chunk
+        self._chunk = TABLES["prepared_transaction_chunk"]
         self._row = (self._chunk.c.srsubid == oid, self._chunk.c.xid == transaction.xid)
 
     async def chunks(self, start: int = 0) -> AsyncIterator[Sequence[bytes]]:

@@ -15,7 +15,7 @@ from sqlalchemy.schema import CreateTable
 
 from subscriber.catalog.store import CATALOG_KEY
 from subscriber.errors import TargetError
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, FIRST_OID, VERSION
+from subscriber.sinks.sqlalchemy.catalog_tables import FIRST_OID, METADATA, VERSION, VERSION_TABLE
 from subscriber.sinks.sqlalchemy.session.database import Database
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 
@@ -44,12 +44,12 @@ async def ensure_catalog(database: Database) -> None:
 async def _make(connection: AsyncConnection) -> None:
     if await catalog_version(connection) is not None:
         return
-    for table in CATALOG.metadata.sorted_tables:
+    for table in METADATA.sorted_tables:
         # check first: IF NOT EXISTS gives a warning on MariaDB
         if not await connection.run_sync(_has, table):
             await connection.execute(CreateTable(table, if_not_exists=True))
     identifier = str(secrets.randbits(63))
-    await connection.execute(insert(CATALOG.version).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
+    await connection.execute(insert(VERSION_TABLE).values(version=VERSION, target_identifier=identifier, next_oid=FIRST_OID))
 
 
 async def catalog_version(connection: AsyncConnection) -> int | None:
@@ -58,9 +58,9 @@ async def catalog_version(connection: AsyncConnection) -> int | None:
     Raises:
         TargetError: it has another version.
     """
-    if not await connection.run_sync(_has, CATALOG.version):
+    if not await connection.run_sync(_has, VERSION_TABLE):
         return None
-    version: int | None = (await connection.execute(select(CATALOG.version.c.version))).scalar()
+    version: int | None = (await connection.execute(select(VERSION_TABLE.c.version))).scalar()
     if version is not None and version != VERSION:
         raise TargetError(
             f"the catalog in the target has version {version}, but this program needs version {VERSION}",
@@ -75,10 +75,10 @@ async def has_catalog(connection: AsyncConnection) -> bool:
     Raises:
         TargetError: it has another version, or its table of versions is empty.
     """
-    if not await connection.run_sync(_has, CATALOG.version):
+    if not await connection.run_sync(_has, VERSION_TABLE):
         return False
     if await catalog_version(connection) is None:
-        raise TargetError(f'table "{CATALOG.version.name}" of the target is empty', hint="restore it from a backup")
+        raise TargetError(f'table "{VERSION_TABLE.name}" of the target is empty', hint="restore it from a backup")
     return True
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.schema import CreateTable, DropTable
 from subscriber.catalog.subscriptions import find_subscription, remove_rows
 from subscriber.interfaces import TableName
 from subscriber.sinks.sqlalchemy.catalog.rows import SqlAlchemyRows
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, OF_SUBSCRIPTION
+from subscriber.sinks.sqlalchemy.catalog_tables import METADATA, OF_SUBSCRIPTION, TABLES, VERSION_TABLE
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.session.database import Database
 
@@ -63,7 +63,7 @@ class TargetInspection:
     async def has_catalog(self) -> bool:
         """Whether the target has this program's catalog."""
         async with self._database.reading() as connection:
-            return await connection.run_sync(lambda sync: inspect(sync).has_table(CATALOG.version.name))
+            return await connection.run_sync(lambda sync: inspect(sync).has_table(VERSION_TABLE.name))
 
     async def existing(self, tables: Iterable[TableName]) -> list[str]:
         """Return the names, in the target, of those tables of the publisher that have a table there."""
@@ -87,7 +87,7 @@ class TargetInspection:
 
     async def prepared_transactions(self) -> frozenset[int]:
         """Return the publisher's ids of the prepared transactions that are stored in the target."""
-        prepared = CATALOG.prepared_transaction
+        prepared = TABLES["prepared_transaction"]
         async with self._database.reading() as connection:
             return frozenset((await connection.execute(select(prepared.c.xid).where(prepared.c.complete))).scalars())
 
@@ -132,9 +132,9 @@ class TargetInspection:
 
     async def _drop_unused_catalog(self) -> None:
         async with self._database.writing() as connection:
-            if (await connection.execute(select(func.count()).select_from(CATALOG.by_name["pg_subscription"]))).scalar():
+            if (await connection.execute(select(func.count()).select_from(TABLES["pg_subscription"]))).scalar():
                 return
-            for each in CATALOG.metadata.sorted_tables:
+            for each in METADATA.sorted_tables:
                 await connection.execute(DropTable(each, if_exists=True))
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.errors import RelationError, TargetUnavailable
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, FENCE
+from subscriber.sinks.sqlalchemy.catalog_tables import FENCE, TABLES, VERSION_TABLE
 from subscriber.sinks.sqlalchemy.schema.names import target_name
 from subscriber.sinks.sqlalchemy.schema.sqlite_reflection import sqlite_tables
 from subscriber.sinks.sqlalchemy.schema.triggers import first_firing
@@ -42,7 +42,7 @@ class SqlAlchemyRows:
         return frozenset()
 
     async def select(self, table: model.Table, where: Row, *, lock: bool = False) -> Sequence[Row]:
-        made = CATALOG.by_name[table.name]
+        made = TABLES[table.name]
         query = select(made).where(*_conditions(made, where))
         found = await self._connection.execute(query.with_for_update() if lock else query)
         with known_values(table):
@@ -55,17 +55,17 @@ class SqlAlchemyRows:
         more: Row = {}
         if table is model.WORKER:
             more = {"pid": os.getpid(), "host": socket.gethostname(), "reported": time.time()}
-        await self._connection.execute(insert(CATALOG.by_name[table.name]), [{**row, **more} for row in rows])
+        await self._connection.execute(insert(TABLES[table.name]), [{**row, **more} for row in rows])
         if table is model.PG_SUBSCRIPTION:
             await self.insert(FENCE, [{"srsubid": row["oid"], "token": 0} for row in rows])
 
     async def update(self, table: model.Table, where: Row, values: Row) -> int:
-        made = CATALOG.by_name[table.name]
+        made = TABLES[table.name]
         new = {name: made.c[name] + value.number if isinstance(value, Plus) else value for name, value in values.items()}
         return (await self._connection.execute(update(made).where(*_conditions(made, where)).values(new))).rowcount
 
     async def delete(self, table: model.Table, where: Row) -> None:
-        made = CATALOG.by_name[table.name]
+        made = TABLES[table.name]
         await self._connection.execute(delete(made).where(*_conditions(made, where)))
 
     async def new_oid(self) -> int:
@@ -74,7 +74,7 @@ class SqlAlchemyRows:
 
     async def _draw(self, count: int) -> int:
         """Draw numbers; return the first."""
-        version = CATALOG.version
+        version = VERSION_TABLE
         # first the lock on the row, then the look at it
         await self._connection.execute(update(version).values(next_oid=version.c.next_oid + count))
         return int((await self._connection.execute(select(version.c.next_oid))).scalar_one()) - count
@@ -96,7 +96,7 @@ class SqlAlchemyRows:
 
     async def target_identifier(self) -> str:
         """Return the random number that was stored when the catalog was created."""
-        return str((await self._connection.execute(select(CATALOG.version.c.target_identifier))).scalar_one())
+        return str((await self._connection.execute(select(VERSION_TABLE.c.target_identifier))).scalar_one())
 
 
 def _conditions(table: Table, where: Row) -> list[ColumnElement[bool]]:
@@ -139,7 +139,7 @@ async def move_position(connection: AsyncConnection, oid: int, relid: int, *, be
     Raises:
         TargetUnavailable: the stored position is not ``before`` any more.
     """
-    table: Any = CATALOG.position
+    table: Any = TABLES["position"]
     row = (table.c.srsubid == oid, table.c.srrelid == relid, table.c.remote_lsn == before)
     moved = await connection.execute(update(table).where(*row).values(remote_lsn=lsn))
     if moved.rowcount != 1:

@@ -17,7 +17,7 @@ from sqlalchemy import Dialect
 from sqlalchemy.sql import quoted_name
 
 from subscriber.interfaces import Finding, TableName
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG, PREFIX
+from subscriber.sinks.sqlalchemy.catalog_tables import METADATA, PREFIX
 
 __all__ = ["folded_column", "identifier", "impossible_name", "longest_name", "name_findings", "target_name"]
 
@@ -109,6 +109,6 @@ def _is_ours(name: str) -> bool:
     return own in _OWN_TABLES or _OWN_NUMBERED.fullmatch(own) is not None
 
 
-_OWN_TABLES: Final = frozenset(CATALOG.metadata.tables)
+_OWN_TABLES: Final = frozenset(METADATA.tables)
 _OWN_NUMBERED: Final = re.compile(rf"{PREFIX}(copy|bulk)_[0-9]+")
 """Names of staging tables and of temporary tables for bulk statements. The sink drops existing tables of such names without a check."""

@@ -21,7 +21,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -153,6 +153,12 @@ class Database:
                 self._reading = await self.connect()
             async with self._reading.snapshot() as connection:
                 yield connection
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Disconnect the sessions of :meth:`writing` and :meth:`reading`. Idempotent; the database can be used again.

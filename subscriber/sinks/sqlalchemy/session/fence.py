@@ -27,7 +27,7 @@ from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from subscriber.errors import SubscriptionInUse, TargetError, TargetUnavailable
-from subscriber.sinks.sqlalchemy.catalog_tables import CATALOG
+from subscriber.sinks.sqlalchemy.catalog_tables import TABLES
 
 __all__ = ["Fence"]
 
@@ -52,7 +52,7 @@ class Fence:
             TargetError: the subscription does not exist any more.
             TargetUnavailable: a transaction of an earlier writer does not end.
         """
-        fence = CATALOG.fence
+        fence = TABLES["fence"]
         # This process has no token until the commit is known to have succeeded. If the answer to a successful commit is lost, the row has a
         # token that no process has: a table's synchronization that finds it has to retry, and must not report another process.
         self._token = None
@@ -72,7 +72,7 @@ class Fence:
             SubscriptionInUse: another process is the writer.
             TargetUnavailable: this process has just opened the sink again.
         """
-        fence, token = CATALOG.fence, self._token
+        fence, token = TABLES["fence"], self._token
         row = fence.c.srsubid == self.oid
         if connection.dialect.name == "sqlite":
             found = (await connection.execute(select(fence.c.token).where(row))).scalar()
