@@ -30,7 +30,7 @@ from tests.integration.subscription.test_lost_sessions import behind_proxy
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import running
 from tests.support.proxy import proxy_of
-from tests.support.replica import QUICK
+from tests.support.replica import QUICK, serving
 from tests.support.row_gates import open_transaction
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
 from tests.support.standby import standby_of
@@ -86,17 +86,11 @@ async def test_attempt_without_progress_is_ended(other_replica: Replica, caplog:
     subscription = Subscription(
         pair.name, connection=publisher.dsn, publications=["pub"], target=sink, options=SubscriptionOptions(), settings=settings
     )
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         publisher.execute("INSERT INTO t VALUES (2000, 'copied or followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         publisher.execute("INSERT INTO t VALUES (2001, 'followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
     assert sink.stuck
     assert "no progress for" in caplog.text
     pair.same()
@@ -124,19 +118,13 @@ async def test_attempt_that_waits_for_the_publisher(other_replica: Replica, capl
     pair, publisher = other_replica, other_replica.publisher
     sink = AsksPostgres(pair.target.url, options=SubscriptionOptions(), settings=SETTINGS)
     subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=sink, settings=SETTINGS)
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         publisher.execute("INSERT INTO t VALUES (2000, 'followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         sink.ready = True
         publisher.execute("INSERT INTO t VALUES (2001, 'followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
     assert "the publisher does not answer" in caplog.text
     pair.same()
 
@@ -144,14 +132,8 @@ async def test_attempt_that_waits_for_the_publisher(other_replica: Replica, capl
 async def _follows(pair: Replica, connection: str, settings: Settings) -> None:
     """A run that copies the table, and follows."""
     subscription = Subscription(pair.name, connection=connection, publications=["pub"], target=pair.target.url, settings=settings)
-    task = asyncio.create_task(subscription.run())
-    try:
+    async with serving(subscription):
         await subscription.wait_for(pair.publisher.current_lsn(), WAIT_SECONDS)
-        subscription.stop()
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
     pair.same()
 
 
@@ -247,17 +229,11 @@ async def test_row_that_takes_long_to_send(other_replica: Replica, caplog: pytes
         publisher.execute(row)
     with behind_proxy(pair.target, pause=0.015) as (target, _):
         subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=target, settings=SETTINGS)
-        task = asyncio.create_task(subscription.run())
-        try:
+        async with serving(subscription):
             await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
             if not copied:
                 publisher.execute(row)
                 await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
-            subscription.stop()
-            await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
     assert "no progress for" not in caplog.text
     pair.same()
 
