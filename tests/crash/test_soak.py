@@ -17,8 +17,9 @@ import pytest
 
 from subscriber import alter_subscription, drop_subscription
 from tests.support.database import Database
-from tests.support.managed import QUICK, catch_up, create
+from tests.support.managed import catch_up, create
 from tests.support.program import Program, running
+from tests.support.replica import QUICK
 
 SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", "40"))
 TABLES = 6

@@ -8,8 +8,9 @@ import pytest
 
 from subscriber import ConfigurationError, alter_subscription, create_subscription, drop_subscription
 from tests.native.native import Nodes
-from tests.support.managed import QUICK, catch_up, launched
+from tests.support.managed import catch_up, launched
 from tests.support.observation import eventually
+from tests.support.replica import QUICK
 
 TABLES = ("one", "two", "three")
 STATES = """

@@ -25,7 +25,7 @@ from subscriber.subscription.management.status import subscription_status
 from subscriber.testing.compliance import SCENARIOS, Scenario
 from tests.support.code_blocks import Block, blocks
 from tests.support.database import Database
-from tests.support.replica import serving
+from tests.support.replica import at_work
 
 
 def _block(part: str) -> Block:
@@ -80,7 +80,7 @@ async def test_its_url_has_verify_and_repair(installed: str, publisher18_db: Dat
     subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=installed, options=options)
     with pytest.raises(TargetError, match=r'^subscription "replica" does not exist'):
         await verify("replica", target=installed, connection=publisher18_db.dsn)
-    async with serving(subscription):
+    async with at_work(subscription):
         publisher18_db.execute("UPDATE t SET v = 'y' WHERE id = 3; INSERT INTO bag VALUES (NULL)")
         await subscription.wait_for(publisher18_db.current_lsn())
         found = await verify("replica", target=installed, connection=publisher18_db.dsn)

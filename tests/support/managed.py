@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 from subscriber import Launcher, Settings, SubscriptionOptions, create_subscription
-from tests.support.database import WAIT_SECONDS, Database
-
-QUICK = Settings(wal_retrieve_retry_interval=0.2, wal_receiver_status_interval=1.0)
+from tests.support.database import Database
+from tests.support.replica import QUICK, at_work
 
 
 def closed_window() -> str:
@@ -62,16 +60,3 @@ async def create(
 def launched(target: Database, *names: str, settings: Settings = QUICK) -> contextlib.AbstractAsyncContextManager[Launcher]:
     """A launcher of that database that runs while the block lasts."""
     return at_work(Launcher(target.dsn, names, settings=settings))
-
-
-@contextlib.asynccontextmanager
-async def at_work(launcher: Launcher) -> AsyncIterator[Launcher]:
-    """Run it while the block lasts; its failure is the test's."""
-    running = asyncio.create_task(launcher.run())
-    try:
-        yield launcher
-        launcher.stop()
-        await asyncio.wait_for(running, WAIT_SECONDS)
-    finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)

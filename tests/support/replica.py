@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from subscriber import Settings, Subscription, SubscriptionOptions
+from subscriber import Launcher, Settings, Subscription, SubscriptionOptions
 from tests.support.database import WAIT_SECONDS, Database
+
+_Runs = TypeVar("_Runs", Subscription, Launcher)
 
 # what a test need not wait for
 QUICK = Settings(wal_retrieve_retry_interval=0.2, wal_receiver_status_interval=1.0)
@@ -65,12 +67,12 @@ def subscription_of(
 
 
 @contextlib.asynccontextmanager
-async def serving(subscription: Subscription) -> AsyncIterator[None]:
-    """Run a subscription while the block lasts, and end it cleanly; its failure is the test's."""
-    task = asyncio.create_task(subscription.run())
+async def at_work(runs: _Runs) -> AsyncIterator[_Runs]:
+    """Run it while the block lasts, and end it cleanly; its failure is the test's."""
+    task = asyncio.create_task(runs.run())
     try:
-        yield
-        subscription.stop()
+        yield runs
+        runs.stop()
         await asyncio.wait_for(task, WAIT_SECONDS)
     finally:
         task.cancel()

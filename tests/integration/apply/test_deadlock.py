@@ -9,8 +9,9 @@ import pytest
 
 from subscriber import SubscriptionOptions, alter_subscription, drop_subscription
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import eventually
+from tests.support.replica import QUICK
 from tests.support.row_gates import closed_gates, waiting_at_gate
 
 ROWS = "SELECT id, v FROM t ORDER BY id"

@@ -11,7 +11,8 @@ import pytest
 from subscriber import SubscriptionOptions, alter_subscription, drop_subscription
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
-from tests.support.managed import QUICK, create, launched
+from tests.support.managed import create, launched
+from tests.support.replica import QUICK
 
 Break = Callable[[Database, Database], contextlib.AbstractContextManager[None]]
 """Makes the error of (publisher, target) happen; at its end it is mended."""

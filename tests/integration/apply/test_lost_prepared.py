@@ -20,7 +20,7 @@ from subscriber.protocol.messages import CommitPrepared
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import applied, lake_rows
 from tests.support.observation import confirmed, eventually, slot_of
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 from tests.support.sqlalchemy_targets import OtherTarget, sqlite_target
 from tests.support.two_phase import finish, name, prepare
 
@@ -90,7 +90,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> _Sql | _Lake:
 async def _running(publisher: Database, target: _Sql | _Lake) -> AsyncIterator[Subscription]:
     """Run it until everything is applied that is committed at the end of the block."""
     subscription = _subscription(publisher, target)
-    async with serving(subscription):
+    async with at_work(subscription):
         yield subscription
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         assert subscription.status.last_error is None

@@ -10,8 +10,9 @@ import pytest
 
 from subscriber import Lsn, SubscriptionOptions, alter_subscription, drop_subscription
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import until
+from tests.support.replica import QUICK
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 ENABLED = "SELECT subenabled FROM subscriber.pg_subscription"

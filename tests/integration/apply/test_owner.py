@@ -8,9 +8,10 @@ import pytest
 
 from subscriber import ConfigurationError, SubscriptionOptions, TargetError, alter_subscription, create_subscription, drop_subscription
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import eventually
 from tests.support.program import subscriber
+from tests.support.replica import QUICK
 from tests.support.roles import Role, role
 
 ROWS = "SELECT id FROM t ORDER BY id"

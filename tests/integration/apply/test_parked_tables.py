@@ -10,9 +10,10 @@ from subscriber import Launcher, SubscriberError, SubscriptionOptions, create_su
 from subscriber.subscription.setup.synchronous_publisher import names_in, own_names
 from subscriber.walreceiver.session import Session
 from tests.support.database import Database
-from tests.support.managed import QUICK, at_work, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import until
 from tests.support.program import slots, subscriber
+from tests.support.replica import QUICK, at_work
 from tests.support.roles import role as temporary_role
 
 TABLES = ("good", "taken", "null", "narrow", "checked", "trigger", "denied", "gone", "column", "first", "second", "late", "part")

@@ -11,9 +11,10 @@ from dataclasses import replace
 from subscriber import SubscriptionOptions, alter_subscription, drop_subscription
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import eventually
 from tests.support.program import subscriber
+from tests.support.replica import QUICK
 
 PARALLEL = "SELECT application_name FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE '%parallel apply'"
 

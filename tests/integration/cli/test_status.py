@@ -12,8 +12,9 @@ import pytest
 
 from subscriber import Lsn, SubscriptionOptions, alter_subscription, drop_subscription
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.program import subscriber
+from tests.support.replica import QUICK
 from tests.support.row_gates import closed_gates, make_row_gate, wait_for_state, waiting_at_gate
 
 ROWS = "SELECT id, v FROM t ORDER BY id"

@@ -12,7 +12,7 @@ from subscriber import Settings, Subscription, SubscriptionInUse, SubscriptionOp
 from subscriber.interfaces import TwoPhaseState
 from subscriber.sinks.memory import MemorySink, MemoryTarget
 from tests.support.database import Database
-from tests.support.replica import serving
+from tests.support.replica import at_work
 
 
 def _subscription(publisher: Database, target: MemoryTarget) -> Subscription:
@@ -44,7 +44,7 @@ async def test_copy_follow_and_prepared_transactions(publisher_db: Database) -> 
     ]
 
     subscription = _subscription(publisher_db, target)
-    async with serving(subscription):
+    async with at_work(subscription):
         publisher_db.execute("INSERT INTO t (id, mood) VALUES (3, 'sad'); DELETE FROM t WHERE id = 2; INSERT INTO log VALUES ('x'), ('x')")
         await subscription.wait_for(publisher_db.current_lsn(), 30)
         assert [row["id"] for row in target.rows("public.t")] == [1, 3]
@@ -68,7 +68,7 @@ async def test_a_cut_connection_is_made_again(publisher18_db: Database) -> None:
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     target = MemoryTarget()
     subscription = _subscription(publisher18_db, target)
-    async with serving(subscription):
+    async with at_work(subscription):
         for number in range(5):
             publisher18_db.execute(f"INSERT INTO t VALUES ({number})")
             await subscription.wait_for(publisher18_db.current_lsn(), 30)

@@ -15,7 +15,7 @@ from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import assert_same, storage
-from tests.support.managed import QUICK
+from tests.support.replica import QUICK
 
 T = TableName("public", "t")
 ROWS = 20_000

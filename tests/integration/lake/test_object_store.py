@@ -29,7 +29,7 @@ from tests.support.database import Database, let_slots_be_created, let_small_tra
 from tests.support.lakes import applied, apply_all, assert_same, published, storage
 from tests.support.object_store import denied
 from tests.support.program import confirmed
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 
 KILLS = 4
 ARGUMENTS = [argument for setting in QUICK_SETTINGS for argument in ("-c", setting)]
@@ -54,7 +54,7 @@ async def test_every_kind_of_transaction_comes_through(publisher18_db: Database,
     let_slots_be_created(publisher18_db)
     for _ in range(2):
         found = subscription(publisher18_db, lake, "?batch_delay=50ms")
-        async with serving(found):
+        async with at_work(found):
             await load.run(transactions=len(Kind))
             await load.finish()
             await found.wait_for(publisher18_db.current_lsn(), 60)
@@ -172,7 +172,7 @@ async def test_two_appliers_race_for_every_publication(publisher18_db: Database,
                 pass  # a table was changed by the other one, or its round's files are gone: planned again
 
     found = subscription(db, lake, "?batch_delay=20ms")
-    async with serving(found):
+    async with at_work(found):
         while storage(lake).read("subscriber.json") is None:
             await asyncio.sleep(0.05)
         threads = [threading.Thread(target=keep_applying, args=[which]) for which in ("first", "second")]

@@ -16,7 +16,7 @@ from subscriber.testing.load.mixed_load import MixedLoad
 from subscriber.testing.load.tables import TABLES, create_tables
 from tests.support.database import Database, let_slots_be_created, let_small_transactions_stream
 from tests.support.lakes import applied, apply_all, assert_same, lake_rows, published, storage
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 
 
 def subscription(publisher: Database, path: Path, *, parameters: str = "", settings: Settings = QUICK, **options: object) -> Subscription:
@@ -61,7 +61,7 @@ async def test_the_applier_is_a_thread_of_the_same_process(publisher18_db: Datab
     lake = tmp_path / "lake"
     for confirm in ("landed", "applied"):
         replica = subscription(publisher18_db, lake, parameters=f"?apply=local&target_rows=300&batch_delay=50ms&confirm={confirm}")
-        async with serving(replica):
+        async with at_work(replica):
             for round_ in range(3):
                 publisher18_db.execute(
                     f"UPDATE t SET v = '{confirm} {round_}' WHERE id % 7 = {round_}; DELETE FROM t WHERE id = {round_ + 10}"
@@ -117,7 +117,7 @@ async def test_every_type_and_every_kind_of_transaction_comes_through(publisher1
     let_slots_be_created(publisher18_db)
     for _ in range(2):
         found = subscription(publisher18_db, lake, parameters="?batch_delay=50ms", two_phase=True)
-        async with serving(found):
+        async with at_work(found):
             await load.run(transactions=40)
             await load.finish()
             await found.wait_for(publisher18_db.current_lsn(), 60)
@@ -149,7 +149,7 @@ async def test_a_second_subscriber_of_a_lake_is_refused(publisher18_db: Database
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     lake = tmp_path / "lake"
     first = subscription(publisher18_db, lake)
-    async with serving(first):
+    async with at_work(first):
         await first.wait_for(publisher18_db.current_lsn(), 30)
         with pytest.raises(SubscriptionInUse, match="in use by another process"):
             await subscription(publisher18_db, lake).run(Until())

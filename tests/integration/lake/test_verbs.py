@@ -34,8 +34,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.lakes import applied, assert_same, lake_rows, storage
-from tests.support.managed import QUICK, at_work
 from tests.support.program import Ended, slots, subscriber
+from tests.support.replica import QUICK, at_work
 
 T, U = TableName("public", "t"), TableName("public", "u")
 TABLES = "CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE u (id int PRIMARY KEY, v text); CREATE PUBLICATION pub FOR TABLE t"

@@ -18,7 +18,7 @@ from tests.support.database import WAIT_SECONDS, Database
 from tests.support.every_type import SETUP, SPECIMENS, create_table, fill
 from tests.support.lakes import applied
 from tests.support.program import running as running_program
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, v text, n numeric(10, 2), "a b" timestamptz, f float4[], s text[], c char(4));
@@ -43,7 +43,7 @@ async def running(
         target=f"spark://{lake}{parameters}",
         settings=settings,
     )
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         yield subscription
 

@@ -16,9 +16,9 @@ from subscriber.errors import CANNOT_CONNECT_NOW, SubscriberError
 from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import WAIT_SECONDS, Database, ServerAddress
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import eventually, until
-from tests.support.replica import replica, subscription_of
+from tests.support.replica import QUICK, replica, subscription_of
 
 ROWS = "SELECT id FROM t ORDER BY id"
 

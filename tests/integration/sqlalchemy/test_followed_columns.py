@@ -13,7 +13,7 @@ import pytest
 from subscriber import Subscription, SubscriptionOptions, TargetUnavailable, crash_points
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import subscriber
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 from tests.support.sqlalchemy_targets import OtherTarget
 
 FOLLOW = replace(QUICK, schema_change="follow", create_tables=True)
@@ -99,7 +99,7 @@ async def again(
         options=SubscriptionOptions(two_phase=False, streaming="on", **options),
         settings=settings,
     )
-    async with serving(subscription):
+    async with at_work(subscription):
         yield Follower(subscription, publisher, target)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from subscriber import Launcher, SubscriberError, SubscriptionOptions, create_subscription, drop_subscription
 from tests.support.database import Database
-from tests.support.managed import QUICK, at_work
 from tests.support.program import slots, subscriber
+from tests.support.replica import QUICK, at_work
 from tests.support.sqlalchemy_targets import OtherTarget
 
 SETTINGS = replace(QUICK, create_tables=True)

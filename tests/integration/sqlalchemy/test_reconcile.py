@@ -16,7 +16,7 @@ from subscriber.subscription.run import reconciliation
 from subscriber.verification import tables
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.observation import until
-from tests.support.replica import serving
+from tests.support.replica import at_work
 from tests.support.sqlalchemy_targets import OtherTarget
 
 ROWS = 2000
@@ -49,7 +49,7 @@ def subscription_of(
 
 async def ran(subscription: Subscription, publisher: Database, act: Callable[[], Awaitable[None]] | None = None) -> None:
     """Run until it has caught up."""
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         if act is not None:
             await act()

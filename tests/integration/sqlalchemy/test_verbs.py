@@ -23,8 +23,8 @@ from subscriber import (
     subscription_status,
 )
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, at_work
 from tests.support.program import slots, subscriber
+from tests.support.replica import QUICK, at_work
 from tests.support.sqlalchemy_targets import ALL, IN_BOTH_ALIKE, OtherTarget
 
 SETTINGS = replace(QUICK, create_tables=True)

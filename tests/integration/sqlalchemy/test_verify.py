@@ -17,7 +17,7 @@ from subscriber.sinks.sqlalchemy.snapshots import SnapshotSessions, SnapshotTabl
 from subscriber.subscription.management.status import subscription_status
 from subscriber.subscription.targets import stored_catalog
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.replica import serving
+from tests.support.replica import at_work
 from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
 TABLES = """
@@ -44,7 +44,7 @@ async def running(publisher: Database, target: OtherTarget, **settings: Any) -> 
         target=target.url,
         settings=Settings(wal_retrieve_retry_interval=0.2, create_tables=True, **settings),
     )
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         yield subscription
 

@@ -24,8 +24,9 @@ from subscriber.sinks.sqlalchemy.catalog.subscriptions import SqlAlchemyCatalog
 from subscriber.subscription.management.status import State, subscription_status
 from tests.integration.sqlalchemy.test_catalog import defined
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.program import slots, subscriber
+from tests.support.replica import QUICK
 from tests.support.sqlalchemy_targets import sqlite_target
 
 ROWS = "SELECT id FROM t ORDER BY id"

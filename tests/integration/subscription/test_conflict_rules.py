@@ -13,10 +13,10 @@ import pytest
 from subscriber import ConfigurationError, SubscriptionOptions, alter_subscription
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import all_ready, eventually
 from tests.support.program import subscriber
-from tests.support.replica import replica
+from tests.support.replica import QUICK, replica
 from tests.support.sqlalchemy_targets import sqlite_target
 
 ROWS = "SELECT id, v FROM t ORDER BY id"

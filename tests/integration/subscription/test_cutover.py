@@ -19,8 +19,9 @@ from subscriber.subscription.management.alter import alter_subscription, set_lim
 from subscriber.walreceiver.fences import foreign_sessions
 from subscriber.walreceiver.fences.fence import Fence
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, at_work, catch_up, closed_window, create, launched
+from tests.support.managed import catch_up, closed_window, create, launched
 from tests.support.program import subscriber
+from tests.support.replica import QUICK, at_work
 from tests.support.roles import role
 
 QUICKLY = CutoverOptions(verify="none")

@@ -22,8 +22,9 @@ from subscriber.walreceiver.publisher_subscriptions import subscribed_tables
 from subscriber.walreceiver.session import Session
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, own_fence, writes
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, catch_up
+from tests.support.managed import catch_up
 from tests.support.proxy import proxy_of
+from tests.support.replica import QUICK
 from tests.support.roles import role
 
 

@@ -21,9 +21,10 @@ from subscriber import (
 from subscriber.subscription.management.drop import remove
 from subscriber.subscription.targets import open_catalog
 from tests.support.database import Database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.observation import eventually, until
 from tests.support.program import slots, subscriber
+from tests.support.replica import QUICK
 from tests.support.roles import role
 
 ROWS = "SELECT id, v FROM t ORDER BY id"

@@ -27,9 +27,9 @@ from subscriber.sinks.postgres.catalog.target_identity import TARGET
 from subscriber.sinks.postgres.opened_postgres_sink import OpenedPostgresSink
 from subscriber.subscription.targets import open_catalog, open_target
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.managed import QUICK, create, launched, same
+from tests.support.managed import create, launched, same
 from tests.support.program import slots
-from tests.support.replica import replica
+from tests.support.replica import QUICK, replica
 
 ROWS = "SELECT id, v FROM t ORDER BY id"
 TABLES = "SELECT srrelid::regclass::text, srsubstate::text FROM subscriber.pg_subscription_rel ORDER BY 1"

@@ -16,7 +16,7 @@ from subscriber import Subscription, TableName, TableState, verify
 from subscriber.subscription.run.tables import new_tables
 from subscriber.testing.binaries import find_binaries
 from tests.support.database import Database
-from tests.support.replica import QUICK, Replica, replica, serving
+from tests.support.replica import QUICK, Replica, at_work, replica
 from tests.support.roles import role
 from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, OtherTarget
 
@@ -165,7 +165,7 @@ async def test_other_databases(publisher18_db: Database, other_target: OtherTarg
         target=other_target.url,
         settings=replace(COPY, create_tables=True),
     )
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(publisher18_db.current_lsn(), 60)
         publisher18_db.execute(
             "CREATE TABLE n (id int PRIMARY KEY, v text UNIQUE); INSERT INTO n VALUES (1, 'a'); INSERT INTO t VALUES (1)"

@@ -12,9 +12,9 @@ from subscriber import ConfigurationError, SubscriptionOptions, alter_subscripti
 from subscriber.subscription.setup.checks import check
 from subscriber.testing.server import EmbeddedServer
 from tests.support.database import Database, ServerAddress, fresh_database
-from tests.support.managed import QUICK, create
+from tests.support.managed import create
 from tests.support.program import Ended, slots, subscriber
-from tests.support.replica import replica, subscription_of
+from tests.support.replica import QUICK, replica, subscription_of
 from tests.support.roles import role
 from tests.support.standby import standby_of
 

@@ -21,8 +21,8 @@ from subscriber.sinks.postgres.catalog.schema import VERSION
 from subscriber.subscription.management.status import State, SubscriptionStatus
 from tests.integration.copy.test_left_out import create_tables
 from tests.support.database import WAIT_SECONDS, Database
-from tests.support.managed import QUICK, at_work
 from tests.support.program import running, subscriber
+from tests.support.replica import QUICK, at_work
 from tests.support.sqlalchemy_targets import IN_BOTH_ALIKE, Replica
 
 SLOW = Settings(wal_retrieve_retry_interval=2.0)

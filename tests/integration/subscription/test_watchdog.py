@@ -30,7 +30,7 @@ from tests.integration.subscription.test_lost_sessions import behind_proxy
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.program import running
 from tests.support.proxy import proxy_of
-from tests.support.replica import QUICK, serving
+from tests.support.replica import QUICK, at_work
 from tests.support.row_gates import open_transaction
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica, write_locked
 from tests.support.standby import standby_of
@@ -86,7 +86,7 @@ async def test_attempt_without_progress_is_ended(other_replica: Replica, caplog:
     subscription = Subscription(
         pair.name, connection=publisher.dsn, publications=["pub"], target=sink, options=SubscriptionOptions(), settings=settings
     )
-    async with serving(subscription):
+    async with at_work(subscription):
         publisher.execute("INSERT INTO t VALUES (2000, 'copied or followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         publisher.execute("INSERT INTO t VALUES (2001, 'followed')")
@@ -118,7 +118,7 @@ async def test_attempt_that_waits_for_the_publisher(other_replica: Replica, capl
     pair, publisher = other_replica, other_replica.publisher
     sink = AsksPostgres(pair.target.url, options=SubscriptionOptions(), settings=SETTINGS)
     subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=sink, settings=SETTINGS)
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
         publisher.execute("INSERT INTO t VALUES (2000, 'followed')")
         await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
@@ -132,7 +132,7 @@ async def test_attempt_that_waits_for_the_publisher(other_replica: Replica, capl
 async def _follows(pair: Replica, connection: str, settings: Settings) -> None:
     """A run that copies the table, and follows."""
     subscription = Subscription(pair.name, connection=connection, publications=["pub"], target=pair.target.url, settings=settings)
-    async with serving(subscription):
+    async with at_work(subscription):
         await subscription.wait_for(pair.publisher.current_lsn(), WAIT_SECONDS)
     pair.same()
 
@@ -229,7 +229,7 @@ async def test_row_that_takes_long_to_send(other_replica: Replica, caplog: pytes
         publisher.execute(row)
     with behind_proxy(pair.target, pause=0.015) as (target, _):
         subscription = Subscription(pair.name, connection=publisher.dsn, publications=["pub"], target=target, settings=SETTINGS)
-        async with serving(subscription):
+        async with at_work(subscription):
             await subscription.wait_for(publisher.current_lsn(), WAIT_SECONDS)
             if not copied:
                 publisher.execute(row)
