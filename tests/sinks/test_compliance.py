@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+from subscriber.sinks.postgres.parallel.pace import Pace
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.testing.compliance import SCENARIOS, ComplianceTarget, Scenario
 from tests.sinks.lakes import LakeTarget
@@ -34,7 +35,9 @@ def target(request: pytest.FixtureRequest) -> ComplianceTarget:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-async def test_compliance(scenario: Scenario, target: ComplianceTarget) -> None:
+async def test_compliance(scenario: Scenario, target: ComplianceTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    # with apply_workers, groups from the first batch on
+    monkeypatch.setattr(Pace, "next_part", lambda *_: (True, 1.0))
     await scenario.run(target)
 
 

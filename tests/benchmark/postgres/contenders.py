@@ -26,7 +26,7 @@ _GROUPS_ONLY: Final = """
 import sys
 from subscriber.cli import main
 from subscriber.sinks.postgres.parallel.pace import Pace
-Pace.share_in_groups = lambda *_: 1.0
+Pace.next_part = lambda *_: (True, 1.0)
 sys.exit(main())
 """
 COMMAND: Final = (sys.executable, "-m", "subscriber", "--quiet")

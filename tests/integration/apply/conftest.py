@@ -25,7 +25,7 @@ def many_groups(monkeypatch: pytest.MonkeyPatch) -> None:
         await apply(self, batch)
 
     monkeypatch.setattr(groups, "LEAST", 4)
-    monkeypatch.setattr(Pace, "share_in_groups", lambda *_: 1.0)
+    monkeypatch.setattr(Pace, "next_part", lambda *_: (True, 1.0))
     monkeypatch.setattr(ParallelGroups, "apply", apply_with_sessions)
 
 

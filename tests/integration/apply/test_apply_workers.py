@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -82,7 +83,8 @@ async def test_a_part_of_a_batch_is_applied_in_groups(
     publisher18_db: Database, target_db: Database, counts: Counts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(publisher18_db, target_db)
-    monkeypatch.setattr(Pace, "share_in_groups", lambda *_: 0.5)
+    ways = cycle([(True, 0.5), (False, 1.0)])
+    monkeypatch.setattr(Pace, "next_part", lambda *_: next(ways))
     write = partial(each, publisher18_db, "INSERT INTO t VALUES (i, i, 'x'); UPDATE t SET v = 'y' WHERE id = i - 10", 500)
     async with behind(publisher18_db, target_db, write, copy_data=False) as found:
         await found.same(ROWS)

@@ -71,7 +71,7 @@ from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.parallel.followed_tables import FollowedTables
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.keys import FollowedTable, GroupKeys, KeyReader, Meeting
-from subscriber.sinks.postgres.parallel.pace import Pace
+from subscriber.sinks.postgres.parallel.pace import Pace, working_time
 from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.tables.relation_mapping import RelationMapping
@@ -173,15 +173,16 @@ class ParallelGroups:
         if count < 2 * LEAST:
             await self._applier.apply(batch)
             return
-        share = self._pace.share_in_groups(2 * LEAST / count) if self._sessions.idle else 0.0
         clock = asyncio.get_running_loop().time
-        for in_groups, part in zip((True, False), _divided(batch, round(count * share)), strict=True):
-            if part.transactions:
-                began, changes = clock(), _changes(part.transactions)
-                await (self._apply_groups(part) if in_groups else self._applier.apply(part))
-                # what is smaller, such as empty transactions at the end of the batch, says nothing about the speed
-                if changes >= LEAST:
-                    self._pace.note(clock() - began, changes, in_groups=in_groups)
+        rest = batch
+        while rest.transactions:
+            in_groups, share = self._pace.next_part(2 * LEAST / count) if self._sessions.idle else (False, 1.0)
+            part, rest = _divided(rest, round(count * share))
+            began, working, changes = clock(), working_time(), _changes(part.transactions)
+            await (self._apply_groups(part) if in_groups else self._applier.apply(part))
+            # what is smaller, such as empty transactions at the end of the batch, says nothing about the speed
+            if changes >= LEAST:
+                self._pace.note(clock() - began, working_time() - working, changes, in_groups=in_groups)
 
     async def _apply_groups(self, batch: Batch) -> None:
         waiting = deque(await self._applier.pending(batch))
