@@ -66,13 +66,16 @@ async def test_next_process_resumes(publisher18_db: Database, target_db: Databas
             await asyncio.to_thread(cannot_send, port)
             process.kill()
             process.start()
+            if streaming != "off":
+                # after a restart, a walsender streams a transaction only when it continues beyond the confirmed LSN
+                session.execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(20001, 20100) AS i")
             again = waiting.replace("count(*)::int", "pid") + f" AND pid <> {pid}"
             await asyncio.to_thread(target.wait, f"SELECT count(*)::int FROM ({again}) AS a", 1, 90)
             process.assert_runs()
             if streaming != "off":
                 session.execute("COMMIT")
             other.execute("ROLLBACK")
-        await asyncio.to_thread(target.wait, "SELECT count(*)::int FROM t WHERE v <> 'a'", 19992, 90)
+        await asyncio.to_thread(target.wait, "SELECT count(*)::int FROM t WHERE v <> 'a'", 19992 if streaming == "off" else 20092, 90)
         process.assert_runs()
     finally:
         process.end()
