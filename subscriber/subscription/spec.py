@@ -10,7 +10,7 @@ from subscriber.apply.row_filters import filter_expressions
 from subscriber.catalog import Definition
 from subscriber.catalog.target_kind import ComparedKind
 from subscriber.config import RULES, Settings, SubscriptionOptions, check_slot_name
-from subscriber.errors import ConfigurationError
+from subscriber.errors import ConfigurationError, PublisherError
 from subscriber.interfaces import ApplyWorkersSink, ResolvingSink, Sink
 from subscriber.protocol.session_name import session_name
 from subscriber.subscription.targets import open_target, required_ability
@@ -106,6 +106,18 @@ class RunSpec:
             )
         if options.two_phase and not self.sink.supports_two_phase:
             raise ConfigurationError("this kind of target cannot hold prepared transactions", hint="use two_phase = false")
+
+    def require_two_phase(self, slot_name: str) -> None:
+        """Check that the target can hold what a slot sends that was made, or altered, to send prepared transactions.
+
+        Raises:
+            PublisherError: it cannot.
+        """
+        if not self.sink.supports_two_phase:
+            raise PublisherError(
+                f'replication slot "{slot_name}" sends prepared transactions, which this kind of target cannot hold',
+                hint="use a slot without two_phase",
+            )
 
     @classmethod
     def of_arguments(

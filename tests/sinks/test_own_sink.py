@@ -11,6 +11,7 @@ import pytest
 
 from subscriber import (
     ConfigurationError,
+    PublisherError,
     Subscription,
     SubscriptionOptions,
     TargetError,
@@ -54,6 +55,26 @@ async def test_two_phase_is_refused_before_the_publisher_is_asked(tmp_path: Path
         await check("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
     with pytest.raises(ConfigurationError, match=r"^this kind of target cannot hold prepared transactions$"):
         Subscription("replica", connection="host=/nowhere", publications=["pub"], target=sink, options=options)
+
+
+async def test_a_slot_that_sends_prepared_transactions_is_refused(publisher18_db: Database, tmp_path: Path) -> None:
+    sink, slot = own_sink()["JsonSink"](tmp_path), f"slot_{publisher18_db.name}"
+    publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput', twophase => true)")
+    options = SubscriptionOptions(create_slot=False, copy_data=False, slot_name=slot)
+    subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=sink, options=options)
+    with pytest.raises(PublisherError, match=r"sends prepared transactions, which this kind of target cannot hold$"):
+        await subscription.run()
+    publisher18_db.fetch(f"SELECT pg_drop_replication_slot('{slot}')")
+    publisher18_db.fetch(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=sink, options=options)
+    async with at_work(subscription):
+        await subscription.wait_for(publisher18_db.current_lsn())
+    with publisher18_db.connect(replication="database") as session:
+        session.execute(f'ALTER_REPLICATION_SLOT "{slot}" (TWO_PHASE true)')
+    subscription = Subscription("replica", connection=publisher18_db.dsn, publications=["pub"], target=sink, options=options)
+    with pytest.raises(PublisherError, match=r"sends prepared transactions, which this kind of target cannot hold$"):
+        await subscription.run()
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ class FirstPosition:
                 )
             lsn = found.confirmed_flush_lsn
             if found.two_phase:
+                self._spec.require_two_phase(self._spec.slot_name)
                 if waiting:
                     raise PublisherError(
                         f'replication slot "{self._spec.slot_name}" sends prepared transactions: tables cannot be synchronized under it',

@@ -362,6 +362,7 @@ class Setup:
         slot = await connection.slot(position.slot_name)
         if slot is not None and slot.two_phase and two_phase is not TwoPhaseState.ENABLED:
             # an earlier process ended just after enabling it at the slot, or another client enabled it: prepares are sent from now on
+            self._spec.require_two_phase(position.slot_name)
             if any(entry.state not in {TableState.READY, TableState.PARKED} for entry in (await self._target.opened.tables()).values()):
                 raise PublisherError(
                     f'two_phase of replication slot "{position.slot_name}" was enabled while tables are being synchronized',
