@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Sequence
-from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact
+from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal, Inexact
 from functools import lru_cache
 from typing import Any, Final
 
@@ -231,14 +231,9 @@ def _rounded(value: int | Decimal, target: str) -> int:
     if not value.is_finite():
         what = "NaN" if value.is_nan() else "infinity"
         raise RowFilterError(f"cannot convert {what} to {SQL_NAMES[target]}", sqlstate="0A000")
-    if value.adjusted() > 20:
+    if value and value.adjusted() > 20:
         raise RowFilterError(f"{SQL_NAMES[target]} out of range", sqlstate="22003")
-    # away from zero
-    sign, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    whole = int("".join(map(str, digits)) or "0")
-    number: int = whole * 10**exponent if exponent >= 0 else (2 * whole + 10**-exponent) // (2 * 10**-exponent)
-    return -number if sign else number
+    return int(value.to_integral_value(ROUND_HALF_UP))
 
 
 def _to_float4(value: float | Decimal) -> float:

@@ -138,8 +138,9 @@ def collation_of(parts: Sequence[Typed]) -> str:
 
 def number(text: str) -> Typed:
     """A number without quotes: the first of integer, bigint and numeric that holds it."""
-    if text.removeprefix("-").isdigit():
-        whole = int(text)
+    digits = text.removeprefix("-")
+    if digits.isdigit() and len(significant := digits.lstrip("0")) < 20:
+        whole = int(significant or "0") * (1 if digits == text else -1)
         for type_ in ("int4", "int8"):
             if -INTEGERS[type_] <= whole < INTEGERS[type_]:
                 return constant(type_, whole)

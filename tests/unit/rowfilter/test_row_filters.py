@@ -99,6 +99,9 @@ def bound(text: str, of: Relation | None = None) -> RowFilter:
         "a = '6' COLLATE \"C\" AND flag = 'true' COLLATE \"C\" AND ('t' COLLATE \"C\")",
         "c > ('NS' COLLATE \"C\")::varchar AND COALESCE(code, 'x' COLLATE \"C\") <= 'ab    '",
         "a BETWEEN ('5' COLLATE \"C\") AND '7' COLLATE \"C\"",
+        # more digits than Python reads as an integer
+        pytest.param(f"a < {'9' * 5000} AND a = {'0' * 5000}6 AND -{'9' * 5000} < a", id="long integers"),
+        pytest.param(f"a > 1.{'1' * 5000}::int AND -1.5{'0' * 5000}::int = -2 AND ((n - 1.5) * 1e30)::int = 0", id="long fractions"),
     ],
 )
 def test_row_that_matches(text: str) -> None:
