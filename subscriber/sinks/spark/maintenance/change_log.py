@@ -213,7 +213,8 @@ class ChangeLog:
                 theirs = [manifest for manifest in manifests if manifest.end <= table.until]
                 wanted.append((name, table, theirs, min(landed, table.until)))
         errors = self._append_to_logs(wanted)
-        for name in [name for name, error in errors.items() if name in tables and isinstance(error, DamagedCopy)]:
+        failed = [name for name, error in errors.items() if name in tables and error is not self.stopped.get(name)]
+        for name in [name for name in failed if isinstance(errors[name], DamagedCopy)]:
             _logger.warning('the change log of table "%s" begins again: %s', name, errors.pop(name))
         wanted = []
         for name, table in tables.items():

@@ -182,7 +182,7 @@ async def test_table_with_a_rotten_page_is_read_again_after_a_minute(tmp_path: P
 @pytest.mark.parametrize("begun_by", ["round", "log"])
 @pytest.mark.parametrize("damage", [rot, lambda copy: remove(copy.glob("*.parquet"))])
 async def test_damaged_copy_stops_its_table_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun_by: str, damage: Callable[[Path], object]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, begun_by: str, damage: Callable[[Path], object]
 ) -> None:
     sink = await begun(make(tmp_path), tables=(OTHER_NAME,))
     await land(sink, 200, OTHER, Insert(6, row("1", "a")))
@@ -211,9 +211,12 @@ async def test_damaged_copy_stops_its_table_alone(
     await sink.close()
     assert not all_rounds(work).stopped
     assert rows(tmp_path) == [(1, "c"), (8, "eight")]
+    work.tidy(now=True)
+    assert caplog.text.count("begins again") == (begun_by == "round"), "a stopped log is not tried before a minute has passed"
     now = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: now() + 61)
     work.tidy(now=True)
+    assert caplog.text.count("begins again") == 1
     assert not work.progress.stopped_logs
     assert sorted(DeltaTable(str(tmp_path / "log/public/t")).to_pyarrow_table()["id"].drop_null().to_pylist()) == [1, 8]
     assert len(list((tmp_path / "landing").glob("*.json"))) == 1
