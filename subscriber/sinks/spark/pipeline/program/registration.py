@@ -263,7 +263,8 @@ class CatalogRegistration:
 
     def _described(self, name: str, what: str) -> str:
         rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._of(name)}").collect()
-        return next((str(row["data_type"]) for row in rows if row["col_name"] == what), "")
+        # after the columns, which may have that name
+        return next((str(row["data_type"]) for row in reversed(rows) if row["col_name"] == what), "")
 
     def _require_table(self, name: str, uri: str) -> None:
         """Create an external table, if it does not exist."""
