@@ -36,8 +36,9 @@ def working_time() -> float:
     try:
         used, waited, _ = map(int, _SCHEDULED.read_text().split())
     except (OSError, ValueError):
-        return time.thread_time()
-    return (used + waited) / 1e9
+        used = waited = 0
+    # a kernel that does not count this shows zeros
+    return (used + waited) / 1e9 if used else time.thread_time()
 
 
 class Pace:

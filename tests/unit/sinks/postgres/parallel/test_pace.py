@@ -93,9 +93,10 @@ def test_groups_must_be_clearly_faster() -> None:
     assert (True, 1.0) not in apply(pace, 100, groups=0.9, alone=1)
 
 
-@pytest.mark.parametrize("scheduled", [Path("/proc/thread-self/schedstat"), Path("/nonexistent")])
-def test_working_time_is_without_waits(monkeypatch: pytest.MonkeyPatch, scheduled: Path) -> None:
-    monkeypatch.setattr(pace_module, "_SCHEDULED", scheduled)
+@pytest.mark.parametrize("scheduled", ["/proc/thread-self/schedstat", "/nonexistent", "not_counted"])
+def test_working_time_is_without_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduled: str) -> None:
+    (tmp_path / "not_counted").write_text("0 0 0\n")
+    monkeypatch.setattr(pace_module, "_SCHEDULED", tmp_path / scheduled)
     working, used = working_time(), time.thread_time()
     while time.thread_time() < used + 0.05:
         pass
