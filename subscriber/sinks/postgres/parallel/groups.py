@@ -167,8 +167,6 @@ class ParallelGroups:
         if self._applier.alone or self._applier.relations.planner is not None:
             await self._applier.apply(batch)
             return
-        # before there is much to apply
-        self._open_sessions()
         count = _changes(batch.transactions)
         if count < 2 * LEAST:
             await self._applier.apply(batch)
@@ -176,7 +174,9 @@ class ParallelGroups:
         clock = asyncio.get_running_loop().time
         rest = batch
         while rest.transactions:
-            in_groups, share = self._pace.next_part(2 * LEAST / count) if self._sessions.idle else (False, 1.0)
+            in_groups, share = self._pace.next_part(2 * LEAST / count)
+            if in_groups and not self._has_sessions():
+                in_groups, share = False, share if self._is_opening() else 1.0
             part, rest = _divided(rest, round(count * share))
             began, working, changes = clock(), working_time(), _changes(part.transactions)
             await (self._apply_groups(part) if in_groups else self._applier.apply(part))
@@ -312,10 +312,18 @@ class ParallelGroups:
 
     # --- sessions
 
+    def _has_sessions(self) -> bool:
+        """Whether groups can be applied now. Sessions are opened when the first are wanted."""
+        self._open_sessions()
+        return bool(self._sessions.idle) and not self._is_opening()
+
+    def _is_opening(self) -> bool:
+        return self._opening is not None and not self._opening.done()
+
     def _open_sessions(self) -> None:
         """Open sessions that are missing, in the background."""
         now = asyncio.get_running_loop().time()
-        if self._sessions.count < self._workers and now >= self._open_after and (self._opening is None or self._opening.done()):
+        if self._sessions.count < self._workers and now >= self._open_after and not self._is_opening():
             self._opening = asyncio.create_task(self._open(), name="sessions of parallel apply")
 
     async def _open(self) -> None:
