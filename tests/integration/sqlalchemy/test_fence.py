@@ -12,6 +12,7 @@ from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import SubscriptionInUse, TargetError
 from subscriber.interfaces import CopyFormat, OpenedSink, Position, TableEntry, TableState
 from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.sqlalchemy.copy.sqlalchemy_table_sink import SqlAlchemyTableSink
 from subscriber.sinks.sqlalchemy.opened_sqlalchemy_sink import OpenedSqlAlchemySink
 from subscriber.sinks.sqlalchemy.session.locks import Locks
 from subscriber.sinks.sqlalchemy.sink import SqlAlchemySink
@@ -19,6 +20,7 @@ from subscriber.testing.compliance import ComplianceTarget
 from subscriber.testing.compliance.feed import START, SYSTEM, Feed
 from subscriber.testing.compliance.sample_messages import Table
 from tests.sinks.targets import MariaDBTarget, SqliteTarget
+from tests.support.database import WAIT_SECONDS
 
 T = Table("t", "*id int4", "v")
 
@@ -153,6 +155,32 @@ async def test_table_synchronization_resumes_when_the_sink_is_opened_again(targe
     finally:
         await table.close()
         await feed.close()
+
+
+async def test_a_cancelled_close_of_a_table_closes_all_sessions(target: ComplianceTarget) -> None:
+    feed = Feed(target)
+    await feed.open()
+    await feed.begin(TableState.INIT, T)
+    table = feed.opened.open_table(T.name)
+    assert isinstance(table, SqlAlchemyTableSink)
+    try:
+        await table.begin()
+        await table.start_copy()
+        await table.compared(3)
+        connections = [session.connection for session in table._database.sessions() if session is not feed.opened.session]  # type: ignore[attr-defined]
+        assert len(connections) >= 4
+        closing = asyncio.create_task(table.close())
+        while table._comparing:
+            await asyncio.sleep(0)
+        # it waits for the first session now
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+    finally:
+        await feed.close()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while not all(connection.closed for connection in connections):
+            await asyncio.sleep(0.01)
 
 
 async def test_changes_before_the_first_position(tmp_path: Path) -> None:

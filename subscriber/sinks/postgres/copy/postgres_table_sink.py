@@ -377,10 +377,12 @@ class PostgresTableSink:
 
     async def _close_parts(self) -> None:
         """Disconnect the sessions that are not in use. Their origins are free then."""
-        while self._free_parts:
-            number, connection = self._free_parts.pop()
-            self._busy_parts.discard(number)
-            await CatalogReader(connection).close()
+        async with contextlib.AsyncExitStack() as closing:
+            # each session is closed even if the close of another one is cancelled
+            while self._free_parts:
+                number, connection = self._free_parts.pop()
+                self._busy_parts.discard(number)
+                closing.push_async_callback(CatalogReader(connection).close)
 
     async def finish_copy(self, position: Position) -> None:
         async with self._control.transaction():

@@ -107,5 +107,7 @@ class SqlAlchemyStore:
         return time.time()
 
     async def close(self) -> None:
-        await self._locks.close()
-        await self.database.close()
+        try:
+            await self._locks.close()
+        finally:
+            await self.database.close()

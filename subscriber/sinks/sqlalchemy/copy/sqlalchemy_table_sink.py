@@ -408,10 +408,12 @@ class SqlAlchemyTableSink:
         """Disconnect. Idempotent; :meth:`begin` connects again."""
         session, self._session = self._session, None
         self._applier = None
-        while self._comparing:
-            await self._comparing.pop().close()
-        if session is not None:
-            await session.close()
+        async with contextlib.AsyncExitStack() as closing:
+            # each session is closed even if the close of another one is cancelled
+            for each in (session, *self._comparing):
+                if each is not None:
+                    closing.push_async_callback(each.close)
+            self._comparing.clear()
 
 
 async def _has_rows(connection: AsyncConnection, table: Table) -> bool:
