@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any, Final
 
 from subscriber.rowfilter import operators
@@ -22,7 +23,6 @@ from subscriber.rowfilter.typed import (
     Evaluate,
     Typed,
     alike,
-    any_or_all,
     arithmetic,
     boolean,
     cast,
@@ -32,6 +32,7 @@ from subscriber.rowfilter.typed import (
     converted,
     folded,
     number,
+    once,
     strict,
     type_name,
     typed_literal,
@@ -121,10 +122,11 @@ class _Binder:
             case "operator":
                 return _joined(parts) if node.text == "||" else arithmetic(node.text, *parts)
             case "in":
-                return _in(parts[0], parts[1:])
+                return _in(once(parts[0]), parts[1:])
             case "between":
-                value, low, high = parts
-                return connected_truth([_compare(">=", value, low), _compare("<=", value, high)], until=False)
+                value, low, high = map(once, parts)
+                within = _between(value, low, high)
+                return connected_truth([within, _between(value, high, low)], until=True) if node.text else within
             case "like":
                 return _like(parts)
             case "cast":
@@ -140,13 +142,12 @@ class _Binder:
             raise RowFilterError(f'column "{name}" does not exist', sqlstate="42703")
         if name not in self.used:
             self.used[name] = type_of(self._columns[name], name)
-        place = list(self.used).index(name)
-        return Typed(self.used[name], lambda row: row[place], collation="")
+        return Typed(self.used[name], itemgetter(list(self.used).index(name)), collation="")
 
     def _case(self, node: Node) -> Typed:
         parts = [self.bind(each) for each in node.parts]
         # the server takes a constant without type for a text, whatever it is compared with
-        subject = typed_literal(parts.pop(0), "text") if node.kind == "case of" else None
+        subject = once(typed_literal(parts.pop(0), "text")) if node.kind == "case of" else None
         *pairs, default = parts
         conditions = [boolean(test, "CASE/WHEN") if subject is None else _compare("=", subject, test) for test in pairs[::2]]
         # the server looks at the default first
@@ -183,10 +184,7 @@ class _Binder:
             raise unsupported("an array that is neither ARRAY[…] nor a constant")
         if subject.type == UNKNOWN:
             raise _quoted_subject()
-        if operators.operand_type(element, operators.common_type(node.text, subject.type, element)) != element:
-            # the server would have to convert the array
-            raise not_allowed(NOT_SIMPLE)
-        return any_or_all(subject, parts, [_compare(node.text, subject, part) for part in parts], any_=node.kind == "any")
+        return _any_or_all(node.text, subject, parts, element, any_=node.kind == "any")
 
 
 # --- logic
@@ -203,12 +201,12 @@ def _is(part: Typed, wanted: str) -> Typed:
 
 
 def _distinct(left: Typed, right: Typed, *, negated: bool) -> Typed:
-    equal = _compare("=", left, right)
-    first, second, same = left.evaluate, right.evaluate, equal.evaluate
+    equal, left, right = _compared("=", left, right)
+    first, second = left.evaluate, right.evaluate
 
     def evaluate(row: Sequence[Any]) -> bool:
-        missing = (first(row) is None) + (second(row) is None)
-        distinct = missing == 1 if missing else not same(row)
+        one, other = first(row), second(row)
+        distinct = one is not other if one is None or other is None else not equal(one, other)
         return distinct != negated
 
     return folded(Typed("bool", evaluate, constant=left.constant and right.constant))
@@ -246,6 +244,7 @@ def _several(function: str, parts: Sequence[Typed]) -> Typed:
 
 def _nullif(left: Typed, right: Typed) -> Typed:
     left, right = _known(left, right)
+    left = once(left)
     equal = _compare("=", left, right)
     # the value is the left operand of the operator, after its conversion
     left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
@@ -261,11 +260,49 @@ def _nullif(left: Typed, right: Typed) -> Typed:
 
 
 def _compare(sign: str, left: Typed, right: Typed) -> Typed:
+    compare, *operands = _compared(sign, left, right)
+    return strict("bool", compare, operands)
+
+
+def _compared(sign: str, left: Typed, right: Typed) -> tuple[operators.Function, Typed, Typed]:
+    """The comparison, and its operands as the type that it compares."""
     left, right = _known(left, right)
     type_ = operators.common_type(sign, left.type, right.type)
-    if type_ in TEXTS and sign not in {"=", "<>"} and collation_of([left, right]) != "C":
+    return _comparison(sign, type_, [left, right]), converted(left, type_), converted(right, type_)
+
+
+def _comparison(sign: str, type_: str, parts: Sequence[Typed]) -> operators.Function:
+    if type_ in TEXTS and sign not in {"=", "<>"} and collation_of(parts) != "C":
         raise operators.needs_collation(f"operator {sign}")
-    return strict("bool", operators.comparison(sign, type_), [converted(left, type_), converted(right, type_)])
+    return operators.comparison(sign, type_)
+
+
+def _between(value: Typed, low: Typed, high: Typed) -> Typed:
+    return connected_truth([_compare(">=", value, low), _compare("<=", value, high)], until=False)
+
+
+def _any_or_all(sign: str, subject: Typed, elements: Sequence[Typed], type_: str, *, any_: bool) -> Typed:
+    """A comparison with an array of this type. The subject and all elements are evaluated before the first comparison."""
+    common = operators.common_type(sign, subject.type, type_)
+    if operators.operand_type(type_, common) != type_:
+        # the server would have to convert the array
+        raise not_allowed(NOT_SIMPLE)
+    compare = _comparison(sign, common, [subject, *elements])
+    subject, *parts = (converted(part, common) for part in (subject, *elements))
+    of, evaluates = subject.evaluate, [part.evaluate for part in parts]
+    fixed = [part.value for part in parts] if all(part.constant for part in parts) else None
+
+    def evaluate(row: Sequence[Any]) -> Any:
+        value, values = of(row), [each(row) for each in evaluates] if fixed is None else fixed
+        unknown = False
+        for each in values:
+            if value is None or each is None:
+                unknown = True
+            elif compare(value, each) is any_:
+                return any_
+        return None if unknown else not any_
+
+    return folded(Typed("bool", evaluate, constant=subject.constant and fixed is not None))
 
 
 def _in(subject: Typed, parts: Sequence[Typed]) -> Typed:
@@ -277,8 +314,8 @@ def _in(subject: Typed, parts: Sequence[Typed]) -> Typed:
         raise not_allowed(NOT_SIMPLE)
     if len(constants) > 1:
         # the server makes an array of them, and first gives them and the subject one type
-        _, (_, *found) = alike([subject, *constants], "IN")
-        array = any_or_all(subject, found, [_compare("=", subject, part) for part in found], any_=True)
+        type_, (_, *found) = alike([subject, *constants], "IN")
+        array = _any_or_all("=", subject, found, type_, any_=True)
         others = [part for part in parts if not part.constant]
         return connected_truth([array, *(_compare("=", subject, part) for part in others)], until=True)
     return connected_truth([_compare("=", subject, part) for part in parts], until=True)

@@ -19,7 +19,7 @@ from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, Row
 from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, float4, in_range
 from subscriber.types.builtin import SQL_NAMES
 
-__all__ = ["NUMBERS", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]
+__all__ = ["NUMBERS", "Function", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]
 
 Function = Callable[..., Any]
 

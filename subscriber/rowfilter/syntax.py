@@ -86,7 +86,7 @@ class Node:
     compare, operator     two                                          the operator
     any, all              the left side and the array                  the operator
     in                    the left side and the items
-    between               the value and both bounds
+    between               the value and both bounds                    ``symmetric``, if it is
     like                  two
     cast                  one                                          the type, as :data:`TYPE_WORDS` names it
     collate               one                                          the collation
@@ -238,9 +238,12 @@ class _Parser:
                 self._expect("(")
                 return _node("in", left, *self._list(")"))
             case "between":
+                symmetric = self._take("symmetric")
+                if not symmetric:
+                    self._take("asymmetric")
                 low = self._low()
                 self._expect("and")
-                return _node("between", left, low, self._expression(_OPERATOR))
+                return _node("between", left, low, self._expression(_OPERATOR), text="symmetric" if symmetric else "")
             case "like":
                 return _node("like", left, self._expression(_OPERATOR))
             case "~~" | "!~~":

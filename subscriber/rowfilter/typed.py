@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Final
 
 from subscriber.rowfilter import operators
@@ -20,7 +21,6 @@ __all__ = [
     "Evaluate",
     "Typed",
     "alike",
-    "any_or_all",
     "arithmetic",
     "boolean",
     "cast",
@@ -30,6 +30,7 @@ __all__ = [
     "converted",
     "folded",
     "number",
+    "once",
     "strict",
     "type_name",
     "typed_literal",
@@ -202,19 +203,20 @@ def _aligned(part: Typed, type_: str) -> Typed:
     return cast(part, type_) if type_ == "float4" or type_ in TEXTS else converted(part, type_)
 
 
-def any_or_all(subject: Typed, elements: Sequence[Typed], comparisons: Sequence[Typed], *, any_: bool) -> Typed:
-    """``subject = ANY (array)``, or ALL, from the comparisons with each element. First the subject and all elements are evaluated."""
-    if all(part.constant for part in elements) and (subject.constant or any(part.value is not None for part in elements)):
-        # the comparisons evaluate all that can fail
-        return connected_truth(comparisons, until=any_)
-    given = [part.evaluate for part in (subject, *elements)]
+def once(part: Typed) -> Typed:
+    """A part that stands in several places: it is evaluated once for each row, when the first of them needs it."""
+    evaluate = part.evaluate
+    if part.constant or isinstance(evaluate, itemgetter):
+        return part
+    latest: tuple[Sequence[Any] | None, Any] = (None, None)
 
-    def evaluated(row: Sequence[Any]) -> bool:
-        for each in given:
-            each(row)
-        return not any_
+    def kept(row: Sequence[Any]) -> Any:
+        nonlocal latest
+        if latest[0] is not row:
+            latest = row, evaluate(row)
+        return latest[1]
 
-    return connected_truth([Typed("bool", evaluated), *(replace(each, constant=False) for each in comparisons)], until=any_)
+    return replace(part, evaluate=kept)
 
 
 def connected_truth(parts: Sequence[Typed], *, until: bool) -> Typed:

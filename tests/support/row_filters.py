@@ -80,6 +80,13 @@ EVALUATED = [
     ("6 = ANY (ARRAY[6, a / b])", True),
     ("(a / b = ANY (ARRAY[NULL::int])) IS NULL", True),
     ("(6 = ANY (ARRAY[NULL::int])) IS NULL", False),
+    ("NULLIF(NULL::int, a / b) IS NULL", False),
+    ("NULLIF(a / b, NULL) IS NULL", True),
+    ("NULL::int IS DISTINCT FROM a / b", True),
+    ("a BETWEEN 7 AND a / b", False),
+    ("a BETWEEN 6 AND a / b", True),
+    ("a BETWEEN SYMMETRIC 7 AND a / b", True),
+    ("CASE a / b WHEN NULL THEN false ELSE true END", False),
 ]
 """Filters of a row with a = 6 and b = 0, and whether they fail: the server evaluates not every part, and not in the order of the text."""
 SIGNS = ("=", "<>", "!=", "<", "<=", ">", ">=")
@@ -214,7 +221,7 @@ class Generator:
 
     def _between(self, columns: dict[str, str], column: str, type_: str) -> str:
         collate = ' COLLATE "C"' if type_ in {*TEXTS, "char(6)"} else ""
-        word = self.random.choice(("BETWEEN", "NOT BETWEEN"))
+        word = self.random.choice(("BETWEEN", "NOT BETWEEN", "BETWEEN SYMMETRIC", "NOT BETWEEN SYMMETRIC", "BETWEEN ASYMMETRIC"))
         return f"{column}{collate} {word} {self._constant(type_)} AND {self._constant(type_)}"
 
     def _pair(self, columns: dict[str, str], column: str, type_: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,9 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.rowfilter import PublicationFilter, RowFilter, RowFilterError, combine, parse_filter
+from subscriber.rowfilter.binding import bind_expression
 from subscriber.rowfilter.stream import FrameFilter
+from subscriber.rowfilter.syntax import parse_expression
 from subscriber.types import TypeRegistry
 from tests.support.row_filters import EVALUATED
 
@@ -99,6 +103,8 @@ def bound(text: str, of: Relation | None = None) -> RowFilter:
         "a = '6' COLLATE \"C\" AND flag = 'true' COLLATE \"C\" AND ('t' COLLATE \"C\")",
         "c > ('NS' COLLATE \"C\")::varchar AND COALESCE(code, 'x' COLLATE \"C\") <= 'ab    '",
         "a BETWEEN ('5' COLLATE \"C\") AND '7' COLLATE \"C\"",
+        "a BETWEEN SYMMETRIC 7 AND 5 AND a NOT BETWEEN SYMMETRIC 5 AND 1 AND a NOT BETWEEN ASYMMETRIC 7 AND 5",
+        "(a BETWEEN SYMMETRIC b AND 7) IS NULL AND a NOT BETWEEN SYMMETRIC 7 AND 8",
         # more digits than Python reads as an integer
         pytest.param(f"a < {'9' * 5000} AND a = {'0' * 5000}6 AND -{'9' * 5000} < a", id="long integers"),
         pytest.param(f"a > 1.{'1' * 5000}::int AND -1.5{'0' * 5000}::int = -2 AND ((n - 1.5) * 1e30)::int = 0", id="long fractions"),
@@ -210,6 +216,44 @@ def test_deep_and_long_filters() -> None:
         bound("(" * 500 + "flag" + ")" * 500)
     with pytest.raises(RowFilterError, match="too long"):
         bound(" OR ".join(["flag"] * 10_000))
+
+
+class CountedRow(list[Any]):
+    """A row that counts how often one of its values is read."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "({}) IS DISTINCT FROM a",
+        "a IS NOT DISTINCT FROM ({})",
+        "NULLIF({}, a)",
+        "({}) BETWEEN a AND b",
+        "({}) BETWEEN SYMMETRIC b AND b",
+        "b BETWEEN SYMMETRIC ({}) AND a",
+        "b NOT BETWEEN SYMMETRIC a AND ({})",
+        "({}) IN (b, a AND b)",
+        "({}) = ANY (ARRAY[b, a AND b])",
+        "b = ANY (ARRAY[a, ({})])",
+        "CASE ({}) WHEN b THEN a WHEN a AND b THEN a ELSE b END",
+    ],
+)
+def test_nested_operands_are_evaluated_once(form: str) -> None:
+    """The bug was that each level evaluated an operand twice: a filter with 30 levels did not end."""
+    text = "a"
+    for _ in range(8):
+        text = form.format(text)
+    _, found = bind_expression(parse_expression(text), dict.fromkeys("ab", TypeRegistry().resolve(BOOL, -1)))
+    for values in product((True, False, None), repeat=2):
+        row = CountedRow(values)
+        found.evaluate(row)
+        assert row.reads <= 8 * 8
 
 
 def test_error_for_a_row_names_the_table_and_no_value() -> None:
