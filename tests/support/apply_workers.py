@@ -10,12 +10,16 @@ from typing import Any, Final
 
 import pytest
 
+from subscriber.interfaces import Batch
+from subscriber.sinks.postgres.parallel import groups
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
+from subscriber.sinks.postgres.parallel.groups import ParallelGroups
+from subscriber.sinks.postgres.parallel.pace import Pace
 from tests.support.database import Database
 from tests.support.observation import all_ready
 from tests.support.replica import QUICK, Replica, replica
 
-__all__ = ["WORKERS", "Counts", "behind"]
+__all__ = ["WORKERS", "Counts", "always_in_groups", "behind"]
 
 WORKERS: Final = replace(QUICK, apply_workers=3, batch_rows=120)
 
@@ -34,6 +38,21 @@ class Counts:
             return done
 
         monkeypatch.setattr(GroupAttempt, "commit", counted)
+
+
+def always_in_groups(patch: pytest.MonkeyPatch) -> None:
+    """Small groups from the first batch on, for which sessions are open."""
+    apply = ParallelGroups.apply
+
+    async def apply_with_sessions(self: ParallelGroups, batch: Batch) -> None:
+        self._open_sessions()
+        if self._opening is not None:
+            await asyncio.wait({self._opening})
+        await apply(self, batch)
+
+    patch.setattr(groups, "LEAST", 4)
+    patch.setattr(Pace, "next_part", lambda *_: (True, 1.0))
+    patch.setattr(ParallelGroups, "apply", apply_with_sessions)
 
 
 @contextlib.asynccontextmanager
