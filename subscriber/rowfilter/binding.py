@@ -195,7 +195,7 @@ def _is(part: Typed, wanted: str) -> Typed:
     if wanted.endswith("null"):
         evaluate = part.evaluate
         return folded(Typed("bool", lambda row: (evaluate(row) is None) != negated, constant=part.constant))
-    truth = wanted.endswith("true")
+    truth = {"true": True, "false": False, "unknown": None}[wanted.removeprefix("not ")]
     test = boolean(part, f"IS {wanted.upper()}").evaluate
     return folded(Typed("bool", lambda row: (test(row) is truth) != negated, constant=part.constant))
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from subscriber.rowfilter.filter_errors import MUTABLE_FUNCTION, NOT_SIMPLE, RowFilterError, not_allowed, unsupported
-from subscriber.rowfilter.sql_types import INTEGERS, TEXTS, float4, in_range
+from subscriber.rowfilter.sql_types import INTEGERS, STAMPS, TEXTS, float4, in_range
 from subscriber.types.builtin import SQL_NAMES
 
 __all__ = ["NUMBERS", "Function", "arithmetic", "call", "cast", "common_type", "comparison", "convert", "like", "operand_type"]
@@ -98,7 +98,7 @@ def convert(source: str, target: str) -> Function | None:
 
 def _float8(value: int | Decimal) -> float:
     number = float(value)
-    if math.isinf(number) and not (isinstance(value, Decimal) and value.is_infinite()):
+    if (math.isinf(number) and not (isinstance(value, Decimal) and value.is_infinite())) or (value and not number):
         raise RowFilterError("value is out of range for type double precision", sqlstate="22003")
     return number
 
@@ -212,7 +212,7 @@ def cast(source: str, target: str) -> Function | None:
     if source == "bool" and target in TEXTS:
         return lambda value: "true" if value else "false"
     if (source, target) == ("date", "timestamp"):
-        return _midnight
+        return _timestamp
     if (source, target) == ("timestamp", "date"):
         return lambda value: value // _DAY if math.isfinite(value) else value
     if (source, target) == ("bool", "int4"):
@@ -234,6 +234,13 @@ def _rounded(value: int | Decimal, target: str) -> int:
     if value and value.adjusted() > 20:
         raise RowFilterError(f"{SQL_NAMES[target]} out of range", sqlstate="22003")
     return int(value.to_integral_value(ROUND_HALF_UP))
+
+
+def _timestamp(days: float) -> float:
+    found = _midnight(days)
+    if math.isfinite(days) and found not in STAMPS:
+        raise RowFilterError("date out of range for timestamp", sqlstate="22008")
+    return found
 
 
 def _to_float4(value: float | Decimal) -> float:
@@ -331,18 +338,24 @@ def like(text: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _like_pattern(pattern: str) -> re.Pattern[str]:
-    parts: list[str] = []
+    # what stands between the %
+    parts = [""]
     characters = iter(pattern)
     for character in characters:
         if character == "%":
-            parts.append(".*")
+            parts.append("")
         elif character == "_":
-            parts.append(".")
+            parts[-1] += "."
         elif character == "\\":
             following = next(characters, None)
             if following is None:
                 raise RowFilterError("LIKE pattern must not end with escape character", sqlstate="22025")
-            parts.append(re.escape(following))
+            parts[-1] += re.escape(following)
         else:
-            parts.append(re.escape(character))
-    return re.compile("".join(parts), re.DOTALL)
+            parts[-1] += re.escape(character)
+    first, *others = parts
+    if others:
+        *middle, last = others
+        # the first place of each part is the best one: no other one is tried
+        first += "".join(f"(?>.*?{each})" for each in middle) + f".*{last}"
+    return re.compile(first, re.DOTALL)

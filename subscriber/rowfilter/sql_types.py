@@ -32,7 +32,7 @@ from subscriber.rowfilter.filter_errors import USER_TYPE, RowFilterError, not_al
 from subscriber.types import PgType, codec
 from subscriber.types.builtin import SQL_NAMES
 
-__all__ = ["INTEGERS", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
+__all__ = ["INTEGERS", "STAMPS", "TEXTS", "TYPE_WORDS", "float4", "in_range", "read_literal", "type_of", "value_reader"]
 
 TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
     (tuple(words.split()), name)
@@ -55,9 +55,11 @@ TYPE_WORDS: Final[tuple[tuple[tuple[str, ...], str], ...]] = tuple(
         ("int8", "int8"),
         ("numeric", "numeric"),
         ("decimal", "numeric"),
+        ("dec", "numeric"),
         ("real", "float4"),
         ("float4", "float4"),
         ("float8", "float8"),
+        ("float", "float8"),
         ("text", "text"),
         ("varchar", "varchar"),
         ("bpchar", "bpchar"),
@@ -74,6 +76,9 @@ INTEGERS: Final = {"int2": 2**15, "int4": 2**31, "int8": 2**63}
 
 TEXTS: Final = frozenset({"text", "varchar", "bpchar"})
 
+# what a date and a timestamp hold, by datatype/timestamp.h
+_DATES: Final = range(-2_451_545, 2_145_031_949)
+STAMPS: Final = range(-211_813_488_000_000_000, 9_223_371_331_200_000_000)
 _FIRST_USER_OID: Final = 16_384
 _EPOCH_ORDINAL: Final = datetime.date(2000, 1, 1).toordinal()
 _ERA_DAYS: Final = 146_097
@@ -210,7 +215,10 @@ def _days(text: str) -> int | float:
     match = _DATE.fullmatch(text)
     if match is None:
         raise ValueError
-    return _days_of(int(match[1]), int(match[2]), int(match[3]), bc=match[4] is not None)
+    days = _days_of(int(match[1]), int(match[2]), int(match[3]), bc=match[4] is not None)
+    if days not in _DATES:
+        raise ValueError
+    return days
 
 
 def _days_of(year: int, month: int, day: int, *, bc: bool) -> int:
@@ -246,7 +254,10 @@ def _stamp(text: str, *, zone: bool) -> int | float:
     offset = ((int(match[4]) * 60 + int(match[5] or 0)) * 60 + int(match[6] or 0)) * 1_000_000 if zone else 0
     if offset >= 16 * 3600 * 1_000_000:
         raise ValueError
-    return days * _DAY + time - (offset if match[3] == "+" else -offset)
+    stamp = days * _DAY + time - (offset if match[3] == "+" else -offset)
+    if stamp not in STAMPS:
+        raise ValueError
+    return stamp
 
 
 def _uuid(text: str) -> bytes:

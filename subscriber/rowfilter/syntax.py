@@ -260,8 +260,8 @@ class _Parser:
         if own != _COMPARISON:
             return _node("operator", left, self._expression(own + 1), text=operator)
         sign = "<>" if operator == "!=" else operator
-        for kind in ("any", "all"):
-            if self._take(kind, "("):
+        for word, kind in (("any", "any"), ("some", "any"), ("all", "all")):
+            if self._take(word, "("):
                 array = self._expression()
                 self._expect(")")
                 return _node(kind, left, array, text=sign)
@@ -272,7 +272,7 @@ class _Parser:
         word = "not " if self._take("not") else ""
         if self._take("distinct", "from"):
             return _node("distinct", left, self._expression(_COMPARISON), text=word.strip())
-        for name in ("null", "true", "false"):
+        for name in ("null", "true", "false", "unknown"):
             if self._take(name):
                 return _node("is", left, text=word + name)
         raise self._unexpected()
@@ -319,6 +319,8 @@ class _Parser:
         if word in {"null", "true", "false"}:
             self._place += 1
             return _node(word)
+        if word in {"any", "some", "all"}:
+            raise unsupported(f"{word.upper()} elsewhere than after a comparison", hint="write each LIKE out, with OR or AND between them")
         if self._take("case"):
             return self._case()
         if self._take("array", "["):
@@ -337,9 +339,13 @@ class _Parser:
         return None
 
     def _type(self) -> str:
+        token = self._token()
         found = self._found_type()
-        if found is None:
+        if token.kind not in {"word", "quoted"}:
             raise self._unexpected()
+        if found is None or self._is("("):
+            what = f"a cast to {token.text} with a length or precision" if found else f"a cast to {token.text}"
+            raise unsupported(what, hint="the documentation of row filters lists the types")
         return found
 
     def _found_type(self) -> str | None:

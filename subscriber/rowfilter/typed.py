@@ -200,7 +200,7 @@ def alike(parts: Sequence[Typed], what: str) -> tuple[str, list[Typed]]:
 def _aligned(part: Typed, type_: str) -> Typed:
     if part.type == type_:
         return part
-    return cast(part, type_) if type_ == "float4" or type_ in TEXTS else converted(part, type_)
+    return cast(part, type_) if type_ in {*TEXTS, "float4", "timestamp"} else converted(part, type_)
 
 
 def once(part: Typed) -> Typed:

@@ -155,7 +155,14 @@ class Generator:
         if depth and chance < 0.6:
             inner = self.filter(columns, depth - 1)
             return choose(
-                (f"NOT ({inner})", f"({inner}) IS TRUE", f"({inner}) IS NOT FALSE", f"({inner}) IS NULL", f"({inner}) IS NOT TRUE")
+                (
+                    f"NOT ({inner})",
+                    f"({inner}) IS TRUE",
+                    f"({inner}) IS NOT FALSE",
+                    f"({inner}) IS NULL",
+                    f"({inner}) IS NOT TRUE",
+                    f"({inner}) IS UNKNOWN",
+                )
             )
         name = choose(list(columns))
         return self._atom(columns, name)
@@ -213,7 +220,7 @@ class Generator:
         if self.random.random() < 0.3 and type_ in {"int4", "text"}:
             typed = "int4" if type_ == "int4" else "text"
             array = f"ARRAY[{', '.join(f'{item}::{typed}' for item in items)}]"
-            return f"{column} {self.random.choice(('= ANY', '<> ALL'))} ({array})"
+            return f"{column} {self.random.choice(('= ANY', '= SOME', '<> ALL'))} ({array})"
         return f"{column} {self.random.choice(('IN', 'NOT IN'))} ({listed})"
 
     def _distinct(self, columns: dict[str, str], column: str, type_: str) -> str:

@@ -46,6 +46,8 @@ POOL = [
     "UNKNOWN",
     "IN",
     "BETWEEN",
+    "SYMMETRIC",
+    "SOME",
     "LIKE",
     "ILIKE",
     "-",

@@ -83,13 +83,15 @@ def bound(text: str, of: Relation | None = None) -> RowFilter:
         "(b = 1) IS NOT TRUE",
         "b = 1 OR a = 6",
         "(b = 1 AND a = 5) IS FALSE",
+        "(b = 1) IS UNKNOWN AND flag IS NOT UNKNOWN",
         "b IS DISTINCT FROM 6",
         "COALESCE(b, a) = 6",
         "NULLIF(a, 6) IS NULL",
         "NULLIF(code, c) <> 'ab ' AND NULLIF(code, 'x') = 'ab '",
         "CASE WHEN b = 1 THEN false ELSE flag END",
         "a IN (1, 6)",
-        "a = ANY ('{5,6}'::integer[]) AND a <> ALL (ARRAY[1, 2])",
+        "a = ANY ('{5,6}'::integer[]) AND a <> ALL (ARRAY[1, 2]) AND a = SOME (ARRAY[6, b])",
+        "a::float = '6'::float8 AND n = dec '1.5'",
         "n = 1.5 AND n + 0.5 = 2 AND a / 4 = 1 AND -a % 4 = -2",
         "d BETWEEN '2019-12-31' AND date '2020-01-01'",
         "d < timestamp '2020-01-01 00:00:01'",
@@ -161,7 +163,6 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "a < b < 3",
         "c = 'x' 'y'",
         "a DIV 2 = 1",
-        "flag IS UNKNOWN",
         "a = 1 -- comment",
         "a /* comment */ = 1",
         "c = E'\\x41'",
@@ -202,6 +203,8 @@ def test_what_the_server_refuses_is_refused_in_its_words(text: str, message: str
         "d = 'tomorrow'",
         "t.a = 1",
         "a::numeric(5,2) = 1",
+        "d < '5874898-01-01'",
+        "d < timestamp '294277-01-01'",
     ],
 )
 def test_what_cannot_be_evaluated_exactly_is_refused_in_our_words(text: str) -> None:
@@ -262,6 +265,41 @@ def test_error_for_a_row_names_the_table_and_no_value() -> None:
     assert 'evaluating the row filter of table "public.t"' in caught.value.one_line()
     with pytest.raises(RowFilterError, match='column "b": invalid value for type int4'):
         bound("b = 1").matches(tuple_data("6", "secret", *VALUES[2:]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("c LIKE ANY (ARRAY['N%', 'x'])", "ANY elsewhere than after a comparison"),
+        ("j::jsonb = '{}'", "a cast to jsonb"),
+        ("n::numeric(5, 2) = 1", "a cast to numeric with a length or precision"),
+    ],
+)
+def test_error_names_what_is_not_evaluated(text: str, message: str) -> None:
+    with pytest.raises(RowFilterError) as caught:
+        bound(text)
+    assert str(caught.value) == f"row filter cannot be evaluated by the subscriber: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "value", "message"),
+    [
+        ("d::timestamp > '2020-01-01'", "d", "294277-01-01", "date out of range for timestamp"),
+        ("COALESCE(d, timestamp '2020-01-01') > '2020-01-01'", "d", "294277-01-01", "date out of range for timestamp"),
+        ("n < '1'::float8", "n", f"0.{'0' * 400}1", "value is out of range for type double precision"),
+    ],
+)
+def test_conversion_out_of_range_fails_as_on_the_server(text: str, column: str, value: str, message: str) -> None:
+    row = [value if each.name == column else given for each, given in zip(COLUMNS, VALUES, strict=True)]
+    with pytest.raises(RowFilterError, match=message):
+        bound(text).matches(tuple_data(*row))
+
+
+@pytest.mark.timeout(10)
+def test_like_of_a_long_text() -> None:
+    """The bug was that each % tried all places of the text."""
+    row = [*VALUES[:2], "a" * 20_000, *VALUES[3:]]
+    assert bound("c NOT LIKE '%a%a%a%a%_b' AND c LIKE '%a%aa_%a%'").matches(tuple_data(*row))
 
 
 @pytest.mark.parametrize(("text", "fails"), EVALUATED)
