@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from subscriber.cli.http.overview import error_of
 from subscriber.cli.http.serving import TOKEN_VARIABLE
 from subscriber.config import Settings
-from subscriber.errors import ConfigurationError, SubscriberError
+from subscriber.errors import ConfigurationError, SubscriberError, SubscriptionInUse
 from subscriber.interfaces import TableName
 from subscriber.printable import printable
 from subscriber.protocol.lsn import Lsn
@@ -33,6 +33,7 @@ __all__ = ["Actions", "read_token"]
 _SHORTEST: Final = 16
 _REMEMBERED: Final = 20
 _POLL: Final = 0.05
+_STOP_SECONDS: Final = 20.0
 _WRONG_SECONDS: Final = 1.0
 """The answer to a wrong token is late, so that guessing takes long."""
 
@@ -166,8 +167,8 @@ class Actions:
         try:
             # a launcher sees that a subscription is being altered; that of a file is stopped for it
             with contextlib.nullcontext() if configured is None else configured.held(name):
-                while configured is not None and configured.runs(name):  # noqa: ASYNC110 (another thread)
-                    await asyncio.sleep(_POLL)
+                if configured is not None:
+                    await _stopped(configured, name)
                 async with alter_subscription(name, target=target, settings=self._settings) as subscription:
                     await act(subscription)
         except SubscriberError as error:
@@ -177,6 +178,16 @@ class Actions:
             raise
         else:
             entry["state"] = "done"
+
+
+async def _stopped(configured: ConfiguredSubscriptions, name: str) -> None:
+    try:
+        async with asyncio.timeout(_STOP_SECONDS):
+            while configured.runs(name):  # noqa: ASYNC110 (another thread)
+                await asyncio.sleep(_POLL)
+    except TimeoutError:
+        message = f'subscription "{name}" has not stopped within {_STOP_SECONDS:g} s, and is not altered'
+        raise SubscriptionInUse(message, hint="the log tells what it waits for; repeat the action after that") from None
 
 
 def _from_this_page(headers: Mapping[str, str]) -> bool:
