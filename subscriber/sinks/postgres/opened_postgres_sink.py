@@ -359,19 +359,21 @@ class OpenedPostgresSink(CatalogSink):
             return
         self._closed = True
         self._target.tally.close()
-        try:
-            await self._watcher.close()
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._leave()
-        except TargetError:
-            # commits that are not on disk were not acknowledged, so the publisher sends them again
-            return
-        except TimeoutError:
-            _log.warning("the target did not finish the last requests within %.0f s: its sessions are closed", _CLOSE_SECONDS)
-        finally:
-            await self._durability.close()
-            await self.session.close()
-            await self.reader.close()
+        async with contextlib.AsyncExitStack() as closing:
+            # each is closed even if this call is cancelled
+            for each in (self.reader, self.session, self._durability, self._parallel):
+                closing.push_async_callback(each.close)
+            if self._groups is not None:
+                closing.push_async_callback(self._groups.close)
+            try:
+                await self._watcher.close()
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await self._leave()
+            except TargetError:
+                # commits that are not on disk were not acknowledged, so the publisher sends them again
+                return
+            except TimeoutError:
+                _log.warning("the target did not finish the last requests within %.0f s: its sessions are closed", _CLOSE_SECONDS)
 
     async def _leave(self) -> None:
         if self._groups is not None:

@@ -88,12 +88,14 @@ class PostgresSink:
         """
         require_name(name)
         watcher = self._watcher = Watcher(name, self._target, self._shared.copying)
-        session: ApplySession | None = None
-        reader: CatalogReader | None = None
         origins, level = self._shared.origins, self._options.synchronous_commit
-        try:
+        async with contextlib.AsyncExitStack() as opening:
+            # each is closed even if the close of another one is cancelled
+            opening.push_async_callback(watcher.close)
             session = await ApplySession.connect(self._target, application_name=name, synchronous_commit=level)
+            opening.push_async_callback(session.close)
             reader = await self._connect_reader(session, name)
+            opening.push_async_callback(reader.close)
             await ensure_catalog(reader.connection)
             oid = await own_subscription(reader, name, self._options, known=self._known)
             async with reader.transaction() as execute:
@@ -116,13 +118,7 @@ class PostgresSink:
                 # an earlier process may have committed the position without a flush; the position returned here will be acknowledged
                 async with session.transaction():
                     await rows.move_position(state.position.lsn)
-        except BaseException:
-            await watcher.close()
-            if reader is not None:
-                await reader.close()
-            if session is not None:
-                await session.close()
-            raise
+            opening.pop_all()
         self._known = True
         parallel = ParallelSessions(
             self._target,

@@ -208,6 +208,12 @@ class ParallelSessions:
         await session.close()
         self._numbers.pop(session, None)
 
+    async def _close_all(self, sessions: Collection[ApplySession]) -> None:
+        async with contextlib.AsyncExitStack() as closing:
+            # each session is closed even if the close of another one is cancelled
+            for session in sessions:
+                closing.push_async_callback(self._close, session)
+
     async def give_back(self, session: ApplySession) -> None:
         """Return a session. An open transaction is rolled back, and its locks are released before this call returns."""
         if await self._roll_back(session) and not self._closed and len(self._idle) < self._kept:
@@ -234,8 +240,7 @@ class ParallelSessions:
             with contextlib.suppress(TargetError, TimeoutError):
                 async with asyncio.timeout(_ANSWER_SECONDS):
                     await self._reader.fetch(_TERMINATE, pids)
-        # together: each waits for the server
-        await asyncio.gather(*map(self._close, sessions))
+        await self._close_all(sessions)
 
     async def holding_up(self, pid: int, ours: Collection[int]) -> frozenset[int]:
         """Those of our PIDs that hold a lock for which ``pid`` waits, directly or through others.
@@ -263,4 +268,4 @@ class ParallelSessions:
             await self._terminate(used)
         finally:
             # also if the target does not answer
-            await asyncio.gather(*map(self._close, (*idle, *used)))
+            await self._close_all((*idle, *used))

@@ -1,0 +1,57 @@
+"""The PostgreSQL sink: a call that is cancelled leaves no session, wherever it waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+
+import pytest
+
+from subscriber.errors import SubscriptionChanged
+from subscriber.sinks.postgres.sink import PostgresSink
+from tests.support.cancellation import cancelled_at
+from tests.support.database import Database
+from tests.support.sink_postgres import NAME, Feed
+
+pytestmark = pytest.mark.slow
+
+
+async def _require_no_session(target: Database) -> None:
+    # an attempt to connect that was cancelled is closed with its exception
+    gc.collect()
+    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    await asyncio.to_thread(target.wait, query, 0)
+
+
+async def test_open_that_fails(target_db: Database) -> None:
+    """The bug was that the session that applies stayed open if the close of the other one was cancelled."""
+    feed = Feed(target_db)
+    sink = PostgresSink(target_db.dsn, options=feed.options, settings=feed.settings, defined=True)
+
+    async def refused() -> None:
+        with pytest.raises(SubscriptionChanged):
+            await sink.open(NAME, feed.durable.append)
+
+    await refused()
+    for step in itertools.count():
+        cancelled = await cancelled_at(refused(), step)
+        await _require_no_session(target_db)
+        if not cancelled:
+            break
+
+
+async def test_close(target_db: Database) -> None:
+    """The bug was that the sessions of parallel apply stayed open, with their locks and origins."""
+    feed = Feed(target_db, workers=3, synchronous_commit="off")
+    for step in itertools.count():
+        await feed.open()
+        await feed.sink.activity()
+        session = await feed.opened._parallel.take()
+        await session.fetch("BEGIN")
+        await feed.opened._parallel.open_idle()
+        await feed.opened._parallel.open_idle()
+        cancelled = await cancelled_at(feed.opened.close(), step)
+        await _require_no_session(target_db)
+        if not cancelled:
+            break
