@@ -85,7 +85,7 @@ class TransactionStream(Generic[Received_co]):
         self._held = 0
         self._backoff = Backoff(slot.settings)
         self._errors = RepeatedErrors(_log)
-        self._connecting: asyncio.Task[StreamSession] | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
         self._open = False
         self._cautiously = False
@@ -100,7 +100,12 @@ class TransactionStream(Generic[Received_co]):
             SubscriberError: the first attempt failed, for any reason. Later attempts are retried if that can help.
         """
         self._open = True
-        self._session = await self._connect(None)
+        try:
+            await self._connect(None)
+        except BaseException:
+            self._open = False
+            await self._disconnect()
+            raise
         if self._session is not None:
             self._acknowledged = self._session.position.lsn
             if self._until_caught_up:
@@ -110,10 +115,12 @@ class TransactionStream(Generic[Received_co]):
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         """Send the acknowledged position to the publisher, and disconnect."""
         self._open = False
-        if self._current is not None:
-            await self._current.discard()
-            self._current = None
-        await self._disconnect()
+        try:
+            if self._current is not None:
+                await self._current.discard()
+                self._current = None
+        finally:
+            await self._disconnect()
 
     async def __aiter__(self) -> AsyncIterator[Received_co]:
         """The transactions in commit order, without end unless ``until_…`` was given. See the module's text.
@@ -280,27 +287,30 @@ class TransactionStream(Generic[Received_co]):
             async with asyncio.timeout(pause):
                 await self._stopped.wait()
         try:
-            self._session = await self._connect(replace(position, lsn=self._acknowledged))
+            await self._connect(replace(position, lsn=self._acknowledged))
         except SubscriberError as failed:
             if policy(failed) is not Policy.SOON:
                 raise
             self._lost = position, failed
 
-    async def _connect(self, position: Position | None) -> StreamSession | None:
-        """Open a session. None if :meth:`stop` was called in the meantime."""
+    async def _connect(self, position: Position | None) -> None:
+        """Open a session, unless :meth:`stop` is called in the meantime."""
         if self._stopped.is_set():
-            return None
-        slot = replace(self._slot, cautiously=self._cautiously)
-        self._connecting = asyncio.create_task(StreamSession.open(slot, position, self._start_lsn))
+            return
+        self._connecting = asyncio.create_task(self._open_session(position))
         try:
-            return await self._connecting
+            await self._connecting
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if self._stopped.is_set() and not (caller and caller.cancelling()):
-                return None
-            raise
+            if not self._stopped.is_set() or (caller and caller.cancelling()):
+                raise
         finally:
             self._connecting = None
+
+    async def _open_session(self, position: Position | None) -> None:
+        slot = replace(self._slot, cautiously=self._cautiously)
+        # stored by this task: what it returns is lost if the caller is cancelled right then
+        self._session = await StreamSession.open(slot, position, self._start_lsn)
 
     async def _disconnect(self) -> None:
         session, self._session = self._session, None

@@ -205,9 +205,22 @@ class SlotFollower:
         enabled = self._two_phase is TwoPhaseState.ENABLED
         # not before every table is ready: a table's synchronization cannot handle prepared transactions
         enabling = self._two_phase is TwoPhaseState.PENDING and self._state.states.may_prepare
-        if self._relay is not None:
-            await self._follow(await self._relay.open_session(self._position), enabling=enabling and self._relay.two_phase)
-            return
+        async with contextlib.AsyncExitStack() as stack:
+            if self._relay is not None:
+                session = await self._relay.open_session(self._position)
+                stack.push_async_callback(session.close)
+                enabling = enabling and self._relay.two_phase
+            else:
+                session = await self._state.unless_stopped(self._open_stream(stack, two_phase=enabled or enabling))
+            if session.position != self._position:
+                await self._target.opened.set_position(session.position)
+                self._position = session.position
+            if enabling and session.capabilities.two_phase:
+                await self._enable_two_phase()
+            await self._apply(session)
+
+    async def _open_stream(self, stack: contextlib.AsyncExitStack, *, two_phase: bool) -> StreamSession:
+        """Open the publisher's stream. ``stack`` closes it: what a task returns is lost if its caller is cancelled right then."""
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
             _log.warning(CAUTIOUSLY)
@@ -216,23 +229,15 @@ class SlotFollower:
             name=self._prepared.position.slot_name,
             temporary=False,
             publications=self._spec.publications,
-            options=replace(self._spec.options, two_phase=enabled or enabling),
+            options=replace(self._spec.options, two_phase=two_phase),
             settings=self._spec.settings,
             application_name=self._name,
             spool_key=self._prepared.spool_key,
             cautiously=self._cautiously,
         )
-        await self._follow(await self._state.unless_stopped(StreamSession.open(slot, self._position)), enabling=enabling)
-
-    async def _follow(self, session: StreamSession, *, enabling: bool = False) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            stack.push_async_callback(session.close)
-            if session.position != self._position:
-                await self._target.opened.set_position(session.position)
-                self._position = session.position
-            if enabling and session.capabilities.two_phase:
-                await self._enable_two_phase()
-            await self._apply(session)
+        session = await StreamSession.open(slot, self._position)
+        stack.push_async_callback(session.close)
+        return session
 
     async def _enable_two_phase(self) -> None:
         await self._target.opened.set_two_phase(TwoPhaseState.ENABLED)

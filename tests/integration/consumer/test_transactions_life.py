@@ -20,10 +20,11 @@ from subscriber.errors import ConfigurationError, DataLossError, PublisherError,
 from subscriber.protocol.frames import PrimaryKeepalive, encode_frame
 from subscriber.protocol.lsn import Lsn
 from subscriber.transaction.changes import InsertChange
+from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
 from tests.support.framing import PostgresFraming
 from tests.support.proxy import Fault, Proxy, Strike
-from tests.support.received import SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
+from tests.support.received import SMALL, SOON, TIMEOUT, changes, cut_connection, eventually, first, simple, slots
 from tests.support.stream_state import StreamState, payload_tag
 
 
@@ -89,6 +90,23 @@ class TestLife:
                 await waiting
             source.execute("INSERT INTO t VALUES (1)")
             assert (await first(stream))[1] == [("insert", "t", {"id": "1", "note": None})]
+
+    async def test_cancelled_when_it_has_just_connected(self, source: Database) -> None:
+        """The bug was that the stream went on for ever, and kept its slot in use."""
+        stream = transactions(source.conninfo(), publications=["p"])
+        assert await cancelled_at(stream.__aenter__(), 0, late=True)
+        await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
+
+    async def test_cancelled_end_disconnects(self, source: Database, tmp_path: Path) -> None:
+        stream = transactions(
+            source.conninfo(), publications=["p"], settings=Settings(logical_decoding_work_mem=SMALL, spool_directory=str(tmp_path))
+        )
+        await stream.__aenter__()
+        source.execute("INSERT INTO t SELECT g, repeat('x', 1000) FROM generate_series(1, 1000) g")
+        await first(stream)
+        # it removes the file of the transaction
+        assert await cancelled_at(stream.__aexit__(None, None, None), 0)
+        await eventually(source, "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 0)
 
     async def test_stop_ends_a_waiting_loop(self, source: Database) -> None:
         async with transactions(source.conninfo(), publications=["p"]) as stream:
