@@ -15,7 +15,6 @@ A plugin that is a target has up to four more methods:
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -28,6 +27,7 @@ from subscriber.plugins.feed import PluginFeed
 from subscriber.plugins.registry import find_plugin
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Message, Relation, StreamStart, StreamStop
+from subscriber.threads import run_in_thread
 from subscriber.transaction.changes import Change, MessageChange, TruncateChange
 from subscriber.types import TypeRegistry
 from subscriber.walreceiver.connection import WalReceiverConnection
@@ -206,7 +206,7 @@ class PluginStream:
         async for _ in self.records(received):
             pass
         if received.end_lsn:
-            await asyncio.to_thread(self.feed.flush)
+            await run_in_thread(self.feed.flush)
             await self.acknowledge(received)
 
     async def advance(self, lsn: Lsn) -> None:
@@ -215,7 +215,7 @@ class PluginStream:
         Raises:
             SubscriberError: the plugin failed.
         """
-        await asyncio.to_thread(self.feed.advance, lsn)
+        await run_in_thread(lambda: self.feed.advance(lsn))
 
     async def position(self) -> Lsn | None:
         """The position that a plugin stores with its data, or None.
@@ -224,7 +224,7 @@ class PluginStream:
             SubscriberError: the plugin failed.
             ConfigurationError: its answer is not an LSN.
         """
-        return await asyncio.to_thread(self.feed.position)
+        return await run_in_thread(self.feed.position)
 
     def _give(self, changes: list[Change]) -> None:
         for change in changes:
@@ -232,7 +232,7 @@ class PluginStream:
         changes.clear()
 
     async def _run(self, work: Callable[[], None]) -> Sequence[Record]:
-        await asyncio.to_thread(self._work, work)
+        await run_in_thread(lambda: self._work(work))
         taken = self._written.copy()
         self._written.clear()
         return taken
