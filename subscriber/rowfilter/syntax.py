@@ -20,6 +20,7 @@ __all__ = ["Node", "parse_expression"]
 
 _DEPTH: Final = 120
 _FORMS: Final = "put each operand of an operator into parentheses, and use the forms that the documentation of row filters lists"
+_TYPES: Final = "the documentation of row filters lists the types"
 # levels of gram.y, from the loosest
 _OR, _AND, _NOT, _IS, _COMPARISON, _IN, _OPERATOR, _PLUS, _TIMES, _COLLATE, _MINUS, _CAST, _ATOM = range(1, 14)
 _INFIX: Final[dict[str, tuple[int, int]]] = {
@@ -311,6 +312,8 @@ class _Parser:
             raise unsupported("a column with the name of its table", hint="use the column's name alone")
         if token.kind == "word" and token.text in RESERVED:
             raise syntax_error(token.text)
+        if after.kind == "string":
+            raise unsupported(f"a constant of type {token.text}", hint=_TYPES)
         self._place += 1
         return _node("column", text=token.text)
 
@@ -345,7 +348,7 @@ class _Parser:
             raise self._unexpected()
         if found is None or self._is("("):
             what = f"a cast to {token.text} with a length or precision" if found else f"a cast to {token.text}"
-            raise unsupported(what, hint="the documentation of row filters lists the types")
+            raise unsupported(what, hint=_TYPES)
         return found
 
     def _found_type(self) -> str | None:

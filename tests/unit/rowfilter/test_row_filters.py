@@ -272,6 +272,7 @@ def test_error_for_a_row_names_the_table_and_no_value() -> None:
     [
         ("c LIKE ANY (ARRAY['N%', 'x'])", "ANY elsewhere than after a comparison"),
         ("j::jsonb = '{}'", "a cast to jsonb"),
+        ("at > at - interval '1 day'", "a constant of type interval"),
         ("n::numeric(5, 2) = 1", "a cast to numeric with a length or precision"),
     ],
 )
