@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -81,6 +80,11 @@ def _temporary_directory() -> Path:
         ) from error
 
 
+def _base_directory(base: str | None) -> Path:
+    # the default's name can be guessed, and all users can write to its parent: symbolic links are not followed there
+    return _temporary_directory() / f"subscriber-{os.geteuid()}" if base is None else Path(os.path.realpath(base))
+
+
 def private_directory(path: Path, what: str, setting: str) -> None:
     """Create a directory if it does not exist, and check that only this user can write to it. It blocks.
 
@@ -117,21 +121,28 @@ class SpoolDirectory:
     """
 
     def __init__(self, base: str | None, key: str) -> None:
-        # the default's name can be guessed, and all users can write to its parent: symbolic links are not followed there
-        self._base = _temporary_directory() / f"subscriber-{os.geteuid()}" if base is None else Path(os.path.realpath(base))
+        self._base = _base_directory(base)
         self._directory = self._base / hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self._files: dict[int, SpoolFile] = {}
         self._numbers = count(1)
 
-    @classmethod
-    async def probe(cls, base: str | None) -> None:
-        """Check that a directory can be created there, and remove it again. ``base`` itself stays.
+    @staticmethod
+    async def probe(base: str | None) -> None:
+        """Check that files can be created there. On Linux, a process that is killed meanwhile leaves nothing. ``base`` itself stays.
 
         Raises:
-            SpoolError: it cannot.
+            SpoolError: they cannot.
         """
-        async with cls(base, secrets.token_hex(16)):
-            pass
+
+        def work() -> None:
+            path = _base_directory(base)
+            private_directory(path, "spool directory", "spool_directory")
+            try:
+                tempfile.TemporaryFile(dir=path).close()
+            except OSError as error:
+                raise spool_failure("create a file in spool directory", path, error) from error
+
+        await run_in_thread(work)
 
     @property
     def directory(self) -> Path:

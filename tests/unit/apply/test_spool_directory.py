@@ -148,6 +148,35 @@ async def test_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
         assert await read(spool.reader(1)) == RECORDS
 
 
+_PROBES = """
+import asyncio, os, sys
+from subscriber.apply.receiving.spool import SpoolDirectory
+
+base, left = sys.argv[1], int(sys.argv[2])
+
+def count(event, arguments):
+    global left
+    if event in {"open", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"} and str(arguments[0]).startswith(base):
+        left -= 1
+        if left == 0:
+            os._exit(9)
+
+sys.addaudithook(count)
+asyncio.run(SpoolDirectory.probe(base))
+"""
+
+
+async def test_a_process_killed_while_it_probes_leaves_nothing(tmp_path: Path) -> None:
+    base, number, killed = tmp_path / "base", 0, 0
+    while killed == number:
+        number += 1
+        ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", _PROBES, str(base), str(number)], check=False)
+        killed += ended.returncode == 9
+        assert not base.exists() or files(base) == []
+    assert ended.returncode == 0
+    assert killed
+
+
 async def test_sweep_removes_files_that_will_not_be_opened(tmp_path: Path) -> None:
     spool = SpoolDirectory(str(tmp_path / "base"), KEY)
     await spool.sweep()
