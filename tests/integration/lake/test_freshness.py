@@ -65,7 +65,7 @@ async def test_longer_target_is_met_with_fewer_bytes(publisher18_db: Database, t
         assert found is not None
         assert_same(lake, found, publisher, [T])
     assert 1 <= rounds[LONG] <= 4 < rounds[SHORT], rounds
-    assert written[LONG] * 2 < written[SHORT], written
+    assert written[LONG] < written[SHORT], written
     ages = [event["observedMetrics"]["freshness"]["seconds"] for event in events]
     assert ages
     # it waits, but not too long
