@@ -34,6 +34,7 @@ async def interrupt(publisher: Database, target: Database, *gates: int) -> None:
         target.execute(f"DROP FUNCTION gate_{gate} CASCADE")
 
 
+@pytest.mark.publisher(min=14, lacks="copies in ranges")
 async def test_only_what_differs_is_copied_again(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ async def test_only_what_differs_is_copied_again(
     assert 'the copy of table "public.mixed" was interrupted, and begins again at its first row: it has no ranges of a key' in caplog.text
 
 
+@pytest.mark.publisher(min=14, lacks="copies in ranges")
 async def test_a_copy_that_cannot_be_resumed_begins_again(
     publisher_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
