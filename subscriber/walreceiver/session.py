@@ -79,14 +79,7 @@ class Session:
             PublisherError: unknown database or user, wrong password, missing privilege, or a server that is too old.
         """
         params = _parameters(conninfo, application_name, replication=replication)
-        try:
-            with awaiting(None):
-                connection = await psycopg.AsyncConnection.connect(autocommit=True, **params)
-        except psycopg.Error as error:
-            raise connect_error(error) from error
-        except UnicodeError:
-            # from the resolver, for a host from PGHOST or a service file
-            raise _no_host_name() from None
+        connection = await _connected(**params)
         try:
             session = cls(connection)
             await session._configure()
@@ -108,11 +101,7 @@ class Session:
 
     @contextlib.asynccontextmanager
     async def _another(self) -> AsyncIterator[Run]:
-        try:
-            connection = await psycopg.AsyncConnection.connect(self._same_server(), autocommit=True)
-        except psycopg.Error as error:
-            raise connect_error(error) from error
-        other = Session(connection)
+        other = Session(await _connected(conninfo=self._same_server()))
         try:
             await other.execute("BEGIN")
             yield other._number
@@ -288,6 +277,20 @@ class Session:
     async def close(self) -> None:
         """Disconnect, in any state. Idempotent."""
         await self._connection.close()
+
+
+async def _connected(**params: Any) -> psycopg.AsyncConnection[Any]:
+    try:
+        with awaiting(None):
+            return await psycopg.AsyncConnection.connect(autocommit=True, **params)
+    except psycopg.Error as error:
+        raise connect_error(error) from error
+    except UnicodeError:
+        # from the resolver, for a host from PGHOST or a service file
+        raise _no_host_name() from None
+    except asyncio.CancelledError as error:
+        # psycopg does not close the connection, and the traceback, which a cancelled task keeps, refers to it
+        raise error.with_traceback(None) from None
 
 
 def with_password(conninfo: str, password: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from subscriber.testing.binaries import server_user
 from subscriber.testing.server import EmbeddedServer
 from subscriber.walreceiver.connection import WalReceiverConnection
 from subscriber.walreceiver.session import Session, check_conninfo
+from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
 from tests.support.roles import role
 
@@ -258,6 +260,26 @@ async def test_cancelled_query_is_cancelled_on_the_server(publisher18_db: Databa
         await running
     await asyncio.to_thread(publisher18_db.wait, active, 0)
     await connection.close()
+
+
+async def test_cancelled_attempt_leaves_no_session(publisher18_db: Database) -> None:
+    """The bug was that it stayed open as long as the cancelled task was kept, whose traceback refers to it."""
+    errors: list[asyncio.CancelledError] = []
+
+    async def attempt() -> None:
+        try:
+            await (await connect(publisher18_db.conninfo())).close()
+        except asyncio.CancelledError as error:
+            errors.append(error)
+            raise
+
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    for step in itertools.count():
+        cancelled = await cancelled_at(attempt(), step)
+        await asyncio.to_thread(publisher18_db.wait, sessions, 0)
+        if not cancelled:
+            break
+    assert errors
 
 
 async def test_timeline_history_after_a_promotion(make_server: MakeServer) -> None:

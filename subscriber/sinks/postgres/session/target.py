@@ -11,6 +11,7 @@ Source: PostgreSQL manual, 32.1.2 (Parameter Key Words).
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import re
@@ -203,6 +204,9 @@ class Target:
                 "invalid connection string of the target: a host name is not valid",
                 hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
             ) from None
+        except asyncio.CancelledError as error:
+            # psycopg does not close the connection, and the traceback, which a cancelled task keeps, refers to it
+            raise error.with_traceback(None) from None
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """The open sessions of :meth:`connect`."""
