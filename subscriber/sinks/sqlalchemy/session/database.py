@@ -31,6 +31,7 @@ from subscriber.sinks.sqlalchemy.session.engine import BEGIN, complete_url, make
 from subscriber.sinks.sqlalchemy.session.session import END_SECONDS, Session
 from subscriber.sinks.sqlalchemy.session.settings import session_statements
 from subscriber.sinks.sqlalchemy.session.statement_size import learn_limit
+from subscriber.threads import to_its_end
 
 __all__ = ["Database"]
 
@@ -96,7 +97,7 @@ class Database:
         try:
             with translated(), url_understood():
                 async with asyncio.timeout(_CONNECT_SECONDS):
-                    connection = await self._engine.connect()
+                    connection = await self._connected()
         except TimeoutError:
             raise TargetUnavailable("the target does not answer", hint="check that the target runs, and host and port") from None
         except RuntimeError as error:
@@ -113,11 +114,31 @@ class Database:
                 if (query := _NUMBERS.get(self.dialect_name)) is not None:
                     session.number = (await connection.exec_driver_sql(query)).scalar_one()
                 await connection.commit()
-        except BaseException:
+        except BaseException as error:
             await session.close()
+            if isinstance(error, asyncio.CancelledError):
+                # an SQLite file is open as long as a cursor exists, to which the traceback refers
+                error.with_traceback(None)
             raise
         self._sessions = [*self.sessions(), session]
         return session
+
+    async def _connected(self) -> AsyncConnection:
+        if self.path is None:
+            return await self._engine.connect()
+        # if it were cancelled, the driver would leave the file open
+        opened: list[AsyncConnection] = []
+
+        async def open_file() -> None:
+            opened.append(await self._engine.connect())
+
+        try:
+            await to_its_end(open_file())
+        except asyncio.CancelledError:
+            for connection in opened:
+                await Session(connection, self._turn).close()
+            raise
+        return opened[0]
 
     def sessions(self) -> list[Session]:
         """The sessions that can be used."""
