@@ -94,13 +94,15 @@ class StoredCatalog(Generic[_Store]):
         try:
             # before the wait for the writer's lock: a process that takes that lock later sees the new generation
             await self._next_generation(oid, 1)
-            await self.store.notify()
             try:
+                await self.store.notify()
                 await self.store.take_lock(writer_key(oid), what, _STOPPED_SECONDS if known.conninfo is None else _STOP_SECONDS)
-            except SubscriptionInUse as error:
+            except BaseException as error:
                 # nothing was changed: the process that runs the subscription may continue
-                await self._next_generation(oid, -1)
-                error.hint = "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog"
+                with contextlib.suppress(TargetUnavailable):
+                    await self._next_generation(oid, -1)
+                if isinstance(error, SubscriptionInUse):
+                    error.hint = "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog"
                 raise
             try:
                 await self.store.shut_out(oid)

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.subscription.targets import open_catalog
+from subscriber.catalog import Catalog
+from subscriber.config import Settings, SubscriptionOptions
+from subscriber.subscription.management.drop import ignore_durable
+from subscriber.subscription.targets import open_catalog, open_target, opened_catalog
 from tests.integration.lake.test_bad_input import arguments
 from tests.support.database import Database
 from tests.support.program import subscriber
-from tests.support.sqlalchemy_targets import Replica
+from tests.support.sqlalchemy_targets import OtherTarget, Replica
 
 CLAIMED = "is being altered or dropped by another process (hint: start it again when that process has ended)"
 
@@ -39,3 +42,34 @@ async def test_run_of_a_claimed_lake(publisher18_db: Database, tmp_path: Path) -
     lake = tmp_path / "lake"
     publisher18_db.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION pub FOR TABLE t")
     await refused_while_claimed(f"spark://{lake}", f"lake_{publisher18_db.name}", arguments(publisher18_db, lake))
+
+
+async def _generation(catalog: Catalog) -> int:
+    (found,) = await catalog.subscriptions()
+    return found.generation
+
+
+async def _cancelled_while_it_waits_for_the_writer(target: str) -> None:
+    """The bug was that the process that runs the subscription ended at its next connection, because of another generation."""
+    sink = await open_target(target, SubscriptionOptions(), Settings()).open("mine", ignore_durable)
+    try:
+        async with opened_catalog(target, "test") as catalog, opened_catalog(target, "test") as other:
+            before = await _generation(other)
+            claiming = asyncio.create_task(catalog.claim("mine").__aenter__())
+            while await _generation(other) == before:
+                await asyncio.sleep(0.01)
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+            assert await _generation(other) == before
+    finally:
+        await sink.close()
+
+
+@pytest.mark.parametrize("other_target", ["native", "sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
+async def test_cancelled_claim(other_target: OtherTarget) -> None:
+    await _cancelled_while_it_waits_for_the_writer(other_target.url)
+
+
+async def test_cancelled_claim_of_a_lake(tmp_path: Path) -> None:
+    await _cancelled_while_it_waits_for_the_writer(f"spark://{tmp_path / 'lake'}")

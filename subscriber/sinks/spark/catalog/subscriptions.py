@@ -194,7 +194,7 @@ class LakeCatalog:
             try:
                 async with self._writing(name, _STOP_SECONDS):
                     pass
-            except SubscriptionInUse:
+            except (SubscriptionInUse, asyncio.CancelledError):
                 # nothing was changed: the process that runs the subscription may continue
                 await self._next_generation(-1)
                 raise
