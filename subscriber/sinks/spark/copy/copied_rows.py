@@ -57,11 +57,14 @@ async def store_copy(
     if copy_format is not CopyFormat.TEXT:
         raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
     schema = replace(schema, columns=tuple(by_name[name] for name in columns))
-    file = await run_in_thread(lambda: ParquetFile(storage, path, schema.landing))
     decoder = copy_decoder(len(schema.columns), binary=False)
     pieces: list[bytes] = []
     gathered = 0
+    made: list[ParquetFile] = []
     try:
+        # what a thread returns is lost if this is cancelled meanwhile
+        await run_in_thread(lambda: made.append(ParquetFile(storage, path, schema.landing)))
+        (file,) = made
         async for piece in data:
             pieces.append(piece)
             gathered += len(piece)
@@ -72,7 +75,8 @@ async def store_copy(
         decoder.finish()
         size = await run_in_thread(file.commit)
     except BaseException:
-        file.discard()
+        for each in made:
+            each.discard()
         raise
     crash_points.reached("landing.rows_copied")
     return LandedFile(table_id=table_id, path=path, rows=file.rows, size=size, schema=schema)
