@@ -55,6 +55,8 @@ def _play_rounds(kind: str, seed: str, seconds: float, args: argparse.Namespace,
             total.add(found)
             said = "FAILED" if found.failures else "ok"
             print(f"{kind} {this}: {found.seconds:.0f} s, {found.faults.total()} faults, {found.ends.total()} ends, {said}", flush=True)
+            for failure in found.failures:
+                print(f"\nFAILED {failure}", flush=True)
 
 
 def _summary(seed: str, results: dict[str, Result]) -> int:
@@ -72,8 +74,6 @@ def _summary(seed: str, results: dict[str, Result]) -> int:
     for end, number in total.ends.most_common(12):
         if end.startswith("error"):
             print(f"  {number:4} {end.removeprefix('error: ')}")
-    for failure in total.failures:
-        print(f"\nFAILED {failure}")
     if total.failures:
         print(f"\nagain: make chaos TARGET=… SEED={seed}/ROUND (times differ, so what comes when differs, too)")
     return 1 if total.failures else 0
