@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import traceback
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, Self
 
@@ -289,8 +290,9 @@ async def _connected(**params: Any) -> psycopg.AsyncConnection[Any]:
         # from the resolver, for a host from PGHOST or a service file
         raise _no_host_name() from None
     except asyncio.CancelledError as error:
-        # psycopg does not close the connection, and the traceback, which a cancelled task keeps, refers to it
-        raise error.with_traceback(None) from None
+        # psycopg does not close the connection, to which the frames refer as long as the cancelled task is kept
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 def with_password(conninfo: str, password: str) -> str:

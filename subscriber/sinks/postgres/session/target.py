@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import re
+import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -205,8 +206,9 @@ class Target:
                 hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
             ) from None
         except asyncio.CancelledError as error:
-            # psycopg does not close the connection, and the traceback, which a cancelled task keeps, refers to it
-            raise error.with_traceback(None) from None
+            # psycopg does not close the connection, to which the frames refer as long as the cancelled task is kept
+            traceback.clear_frames(error.__traceback__)
+            raise
 
     def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
         """The open sessions of :meth:`connect`."""

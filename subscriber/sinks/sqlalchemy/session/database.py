@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, Self
@@ -117,8 +118,8 @@ class Database:
         except BaseException as error:
             await session.close()
             if isinstance(error, asyncio.CancelledError):
-                # an SQLite file is open as long as a cursor exists, to which the traceback refers
-                error.with_traceback(None)
+                # an SQLite file is open as long as a cursor exists, to which the frames refer as long as the cancelled task is kept
+                traceback.clear_frames(error.__traceback__)
             raise
         self._sessions = [*self.sessions(), session]
         return session
