@@ -1,4 +1,4 @@
-"""The PostgreSQL sink: a call that is cancelled leaves no session, wherever it waits."""
+"""The PostgreSQL sink: a call that is cancelled, or is late, leaves no session, wherever it waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from subscriber.errors import SubscriptionChanged
+from subscriber.errors import SubscriptionChanged, TargetUnavailable
 from subscriber.sinks.postgres.sink import PostgresSink
 from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
@@ -52,3 +52,16 @@ async def test_close(target_db: Database) -> None:
         await _require_no_session(target_db)
         if not cancelled:
             break
+
+
+async def test_close_while_a_session_is_opened(target_db: Database) -> None:
+    """A transaction that is applied before its end begins in a task of its own."""
+    feed = Feed(target_db)
+    await feed.open()
+    taking = asyncio.create_task(feed.opened._parallel.take())
+    await asyncio.sleep(0)
+    await feed.opened.close()
+    await asyncio.wait({taking})
+    await _require_no_session(target_db)
+    with pytest.raises(TargetUnavailable):
+        await taking

@@ -29,7 +29,7 @@ from typing import Any, Final
 from psycopg import pq
 
 from subscriber.config import SynchronousCommit
-from subscriber.errors import TargetError
+from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.protocol.session_name import session_name
 from subscriber.sinks.postgres.apply.change_sql import control
 from subscriber.sinks.postgres.session.apply_session import ApplySession
@@ -147,6 +147,9 @@ class ParallelSessions:
             TargetUnavailable, TargetError
         """
         session = await self.take_idle() or await self._connect()
+        if self._closed:
+            await self._close(session)
+            raise TargetUnavailable("the sink was closed", hint="it is retried")
         self._used.add(session)
         return session
 
