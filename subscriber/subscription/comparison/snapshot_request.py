@@ -28,6 +28,8 @@ _POLL: Final = 0.02
 _NOT_RUNNING_SECONDS: Final = 5.0
 """A worker that is between two connections has no lock for a moment."""
 _NOTICE_SECONDS: Final = 10.0
+_HELD_SECONDS: Final = 10.0
+"""How long the process that holds apply may take to say for how long it did, which it does at once."""
 
 
 class Waiting(Protocol):
@@ -129,10 +131,18 @@ class Asker:
             raise TargetUnavailable("the snapshots were not opened in time", hint="try again when the servers are less busy")
 
     async def held_seconds(self, number: str) -> float:
-        """How long apply was held for a request whose snapshots are open."""
+        """How long apply was held for a request whose snapshots are open.
+
+        Raises:
+            TargetUnavailable: the process that held it has ended; the snapshots may be of different moments.
+        """
+        now = asyncio.get_running_loop().time
+        until = now() + _HELD_SECONDS
         while (request := await self.requests.read()) is not None and request.number == number:
             if "held_seconds" in request.answer:
                 return float(request.answer["held_seconds"])
+            if now() > until:
+                raise TargetUnavailable("the process that runs the subscription ended while it held its changes", hint="try again")
             await asyncio.sleep(_POLL)
         return 0.0
 

@@ -1,0 +1,34 @@
+"""The verb's side of a request for snapshots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from subscriber.catalog.snapshot_requests import RequestState
+from subscriber.errors import TargetUnavailable
+from subscriber.interfaces import TableEntry, TableName
+from subscriber.sinks.request_files import RequestFiles
+from subscriber.subscription.comparison import snapshot_request
+from subscriber.subscription.comparison.snapshot_request import Asker
+from subscriber.verification.model import Quiet
+
+
+async def _no_entries() -> Mapping[TableName, TableEntry]:
+    return {}
+
+
+async def test_process_that_ends_while_it_holds_apply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that the verb waited for ever."""
+    monkeypatch.setattr(snapshot_request, "_HELD_SECONDS", 0.0)
+    requests = RequestFiles(tmp_path, entries=_no_entries)
+    asker = Asker(requests, "s", Quiet())
+    await requests.put("one", {"kind": "snapshot"})
+    # what the process says last
+    await requests.change("one", only_from=RequestState.REQUESTED, to=RequestState.HELD, answer={"lsn": "0/1"})
+    async with asyncio.timeout(10):
+        with pytest.raises(TargetUnavailable, match="ended while it held"):
+            await asker.held_seconds("one")
