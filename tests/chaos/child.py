@@ -11,8 +11,6 @@ from subscriber.cli.main import main
 
 
 def _tell(*_: object) -> None:
-    print("--- threads", file=sys.stderr)
-    faulthandler.dump_traceback(all_threads=True)
     for task in asyncio.all_tasks(asyncio.get_running_loop()):
         print(f"--- task {task.get_name()}", file=sys.stderr)
         awaited: object = task.get_coro()
@@ -27,4 +25,6 @@ def _tell(*_: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _tell)
+    # also where the event loop is blocked, and the handler above is not called
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=True)
     sys.exit(main(sys.argv[1:]))

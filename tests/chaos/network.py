@@ -31,8 +31,13 @@ def _stall(_: StreamState, message: bytes, rng: random.Random) -> Strike:
 
 
 def _garbage(_: StreamState, message: bytes, rng: random.Random) -> Strike:
-    """Bytes that are no message: their tag is none of the protocol's."""
-    return Strike(bytes([rng.choice(b"\x00\x01\xff!~q")]) + rng.randbytes(rng.randint(8, 200)), then=rng.choice((Then.GO_ON, Then.CLOSE)))
+    """Bytes that are no message: their tag is none of the protocol's.
+
+    Their length is not negative: over some of those, asyncpg 0.32 loops for ever in C. The event loop stands still then, and only a
+    watchdog, such as systemd's, ends the program.
+    """
+    header = bytes([rng.choice(b"\x00\x01\xff!~q"), rng.randrange(128)])
+    return Strike(header + rng.randbytes(rng.randint(7, 199)), then=rng.choice((Then.GO_ON, Then.CLOSE)))
 
 
 def _length(_: StreamState, message: bytes, rng: random.Random) -> Strike | None:
