@@ -101,6 +101,39 @@ async def test_table_that_left_a_group_whose_session_is_lost(target_db: Database
             await table.close()
 
 
+@pytest.mark.slow
+async def test_end_of_a_group_that_gets_no_answer(target_db: Database) -> None:
+    """The bug was that the end of a run waited for ever."""
+    async with _opened(target_db) as (feed, proxy):
+        group = feed.opened.open_group()
+        assert T in await group.begin([T])
+        proxy.freeze()
+        async with asyncio.timeout(WAIT_SECONDS):
+            await group.close()
+
+
+async def test_cancelled_copy_that_gets_no_answer(target_db: Database) -> None:
+    async with _opened(target_db) as (feed, proxy):
+        table = feed.opened.open_table(T)
+        await table.begin()
+        await table.start_copy()
+        frozen = asyncio.Event()
+
+        async def rows() -> AsyncIterator[bytes]:
+            yield b"1\n"
+            proxy.freeze()
+            frozen.set()
+            await asyncio.get_running_loop().create_future()
+
+        copying = asyncio.create_task(table.copy(["id"], CopyFormat.TEXT, rows()))
+        await frozen.wait()
+        copying.cancel()
+        ended, _ = await asyncio.wait({copying}, timeout=WAIT_SECONDS)
+        copying.cancel()
+        await table.close()
+        assert ended
+
+
 async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:
     with _by_proxy(target_db) as (proxy, url):
         target = Target(url)

@@ -26,6 +26,7 @@ exactly 2^32 transactions before a part, it has the same xmin, and the undo dele
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Sequence
@@ -66,7 +67,7 @@ from subscriber.sinks.postgres.session.firing import first_firing
 from subscriber.sinks.postgres.session.locks import copying_key, table_key, take
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.queries import become, run_query
-from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
+from subscriber.sinks.postgres.session.settings import ANSWER_SECONDS, apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.conflict_log import ConflictLog
 from subscriber.sinks.postgres.tables.relation_map import RelationMap
@@ -342,17 +343,17 @@ class PostgresTableSink:
         connection, number = await self._part_session()
         try:
             with CopyIn(connection, self._table, columns) as copying:
-                async with connection.transaction():
-                    await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
-                    if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
-                        raise TargetUnavailable(
-                            f'the copy of table "{self._table}" was begun again by another process', hint="it is retried"
-                        )
-                    await connection.execute(set_role(table.role).sql.decode())
-                    yield connection, copying
-                    await connection.execute(set_role(None).sql.decode())
-                    if self._mode is SyncMode.COPY:
-                        await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+                # not asyncpg's transaction(): its rollback waits for ever if the target does not answer
+                await connection.execute("BEGIN")
+                await connection.execute("SELECT pg_catalog.pg_advisory_xact_lock_shared($1)", copying_key(self._oid, self.relation_id))
+                if not await connection.fetchval(_IS_MINE, self._oid, self.relation_id, self._attempt):
+                    raise TargetUnavailable(f'the copy of table "{self._table}" was begun again by another process', hint="it is retried")
+                await connection.execute(set_role(table.role).sql.decode())
+                yield connection, copying
+                await connection.execute(set_role(None).sql.decode())
+                if self._mode is SyncMode.COPY:
+                    await connection.execute(_NOTE_PART, self._oid, self.relation_id)
+                await connection.execute("COMMIT")
         except BaseException:
             # no effect on a closed connection; an uncommitted part is rolled back
             connection.terminate()
@@ -421,10 +422,11 @@ class PostgresTableSink:
         if control.origin is None:
             return
         # the table's work is done; if this fails, the next start drops the origins
-        with contextlib.suppress(TargetError):
-            if not parts_only:
-                await control.leave_origin()
-            await drop_origins(control.fetch, self._oid, self.relation_id, parts_only=parts_only, wait=False)
+        with contextlib.suppress(TargetError, TimeoutError):
+            async with asyncio.timeout(ANSWER_SECONDS):
+                if not parts_only:
+                    await control.leave_origin()
+                await drop_origins(control.fetch, self._oid, self.relation_id, parts_only=parts_only, wait=False)
 
     async def _change_state(self, entry: TableEntry, only_from: TableState) -> None:
         if not await self._rows.set_entry(self.relation_id, entry, only_from=only_from):

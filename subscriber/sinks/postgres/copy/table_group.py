@@ -36,7 +36,7 @@ from subscriber.sinks.postgres.session.locks import parallel_key, table_key
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run, drop_origins, origin_name
 from subscriber.sinks.postgres.session.postgres_errors import translated
 from subscriber.sinks.postgres.session.queries import become, fetch_rows, run_query
-from subscriber.sinks.postgres.session.settings import apply_settings, durable_commit
+from subscriber.sinks.postgres.session.settings import ANSWER_SECONDS, apply_settings, durable_commit
 from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.tables.fingerprint import FINGERPRINT
 from subscriber.sinks.postgres.tables.relation_mapping import TargetTable, described_relation, map_relation
@@ -230,11 +230,12 @@ class PostgresTableGroup:
         try:
             if reader is not None and not reader.connection.is_closed() and self._origin_of is not None:
                 # if this fails, the next start drops the origin
-                with contextlib.suppress(TargetError, asyncpg.InterfaceError):
-                    run = catalog_run(reader.connection)
-                    await run("ROLLBACK")
-                    await run("SELECT pg_catalog.pg_replication_origin_session_reset()")
-                    await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)
+                with contextlib.suppress(TargetError, TimeoutError, asyncpg.InterfaceError):
+                    async with asyncio.timeout(ANSWER_SECONDS):
+                        run = catalog_run(reader.connection)
+                        await run("ROLLBACK")
+                        await run("SELECT pg_catalog.pg_replication_origin_session_reset()")
+                        await drop_origins(run, self._oid, self._origin_of, parts_only=True, wait=False)
         finally:
             # also after a cancellation
             if reader is not None:

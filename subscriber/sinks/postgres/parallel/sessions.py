@@ -36,14 +36,13 @@ from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.sinks.postgres.session.catalog_reader import CatalogReader
 from subscriber.sinks.postgres.session.locks import parallel_key, take
 from subscriber.sinks.postgres.session.origins import Origins, parallel_origin
+from subscriber.sinks.postgres.session.settings import ANSWER_SECONDS
 from subscriber.sinks.postgres.session.statement import Statement
 from subscriber.sinks.postgres.session.target import Target
 
 __all__ = ["FENCED", "ParallelSessions", "raise_fence"]
 
 _OID: Final = 26
-_ANSWER_SECONDS: Final = 5.0
-"""How long the end of a session waits for an answer of the target."""
 _IDLE: Final = 2
 
 _FENCED: Final = (
@@ -232,7 +231,7 @@ class ParallelSessions:
                 # no open transaction: the server would log a warning for a ROLLBACK
                 return True
             with contextlib.suppress(TargetError, TimeoutError):
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(ANSWER_SECONDS):
                     await session.fetch("ROLLBACK")
                 return True
         return False
@@ -241,7 +240,7 @@ class ParallelSessions:
         # after the end of a connection, its PID may belong to another session
         if pids := [session.pid for session in sessions if not session.connection.closed]:
             with contextlib.suppress(TargetError, TimeoutError):
-                async with asyncio.timeout(_ANSWER_SECONDS):
+                async with asyncio.timeout(ANSWER_SECONDS):
                     await self._reader.fetch(_TERMINATE, pids)
         await self._close_all(sessions)
 

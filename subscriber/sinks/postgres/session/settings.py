@@ -18,8 +18,10 @@ import psycopg
 from subscriber.config import SynchronousCommit
 from subscriber.errors import TargetError
 
-__all__ = ["CATALOG_SETTINGS", "CHECK_CLIENT", "apply_settings", "durable_commit", "end_abruptly", "no_replica"]
+__all__ = ["ANSWER_SECONDS", "CATALOG_SETTINGS", "CHECK_CLIENT", "apply_settings", "durable_commit", "end_abruptly", "no_replica"]
 
+ANSWER_SECONDS: Final = 5.0
+"""How long the end of a session waits for an answer of the target."""
 _RELEASE_ROWS_SOON: Final = {"idle_in_transaction_session_timeout": "10s"}
 """A report, or a change by a verb, consists of several statements. If the network breaks between two of them, the server may not notice it
 for hours, and would keep the locks on the catalog's rows."""
