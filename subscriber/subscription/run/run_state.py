@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -131,8 +130,6 @@ class RunState:
     def last_error(self, error: SubscriberError | None) -> None:
         if error is not None and error is not self._last_error:
             self.latest_error, self.last_error_time = error, time.time()
-            # it is kept for long; not what its frames refer to: transactions, and tasks with their sessions
-            traceback.clear_frames(error.__traceback__)
         self._last_error = error
 
     @property
