@@ -104,7 +104,9 @@ class TransactionStream(Generic[Received_co]):
             await self._connect(None)
         except BaseException:
             self._open = False
-            await self._disconnect()
+            session, self._session = self._session, None
+            if session is not None:
+                await session.close()
             raise
         if self._session is not None:
             self._acknowledged = self._session.position.lsn
@@ -309,7 +311,7 @@ class TransactionStream(Generic[Received_co]):
 
     async def _open_session(self, position: Position | None) -> None:
         slot = replace(self._slot, cautiously=self._cautiously)
-        # stored by this task: what it returns is lost if the caller is cancelled right then
+        # stored by this task: what it returns is lost if the caller is cancelled at that moment
         self._session = await StreamSession.open(slot, position, self._start_lsn)
 
     async def _disconnect(self) -> None:

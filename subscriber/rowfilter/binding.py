@@ -122,7 +122,7 @@ class _Binder:
             case "operator":
                 return _joined(parts) if node.text == "||" else arithmetic(node.text, *parts)
             case "in":
-                return _in(once(parts[0]), parts[1:])
+                return _in(once(parts[0]), parts[1:], [_has_column(item) for item in node.parts[1:]])
             case "between":
                 value, low, high = map(once, parts)
                 within = _between(value, low, high)
@@ -248,6 +248,8 @@ def _nullif(left: Typed, right: Typed) -> Typed:
     equal = _compare("=", left, right)
     # the value is the left operand of the operator, after its conversion
     left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
+    if any(part.constant and part.value is None for part in (left, right)):
+        return left
     first, same = left.evaluate, equal.evaluate
 
     def evaluate(row: Sequence[Any]) -> Any:
@@ -305,10 +307,15 @@ def _any_or_all(sign: str, subject: Typed, elements: Sequence[Typed], type_: str
     return folded(Typed("bool", evaluate, constant=subject.constant and fixed is not None))
 
 
-def _in(subject: Typed, parts: Sequence[Typed]) -> Typed:
+def _has_column(node: Node) -> bool:
+    return node.kind == "column" or any(map(_has_column, node.parts))
+
+
+def _in(subject: Typed, parts: Sequence[Typed], variable: Sequence[bool]) -> Typed:
+    """``variable``: which parts contain a column. The server looks at that before it simplifies expressions."""
     if subject.type == UNKNOWN:
         raise _quoted_subject()
-    constants = [part for part in parts if part.constant]
+    constants = [part for part, varies in zip(parts, variable, strict=True) if not varies]
     if len(constants) > 1 and subject.type == "varchar":
         # the server would have to convert an array
         raise not_allowed(NOT_SIMPLE)
@@ -316,7 +323,7 @@ def _in(subject: Typed, parts: Sequence[Typed]) -> Typed:
         # the server makes an array of them, and first gives them and the subject one type
         type_, (_, *found) = alike([subject, *constants], "IN")
         array = _any_or_all("=", subject, found, type_, any_=True)
-        others = [part for part in parts if not part.constant]
+        others = [part for part, varies in zip(parts, variable, strict=True) if varies]
         return connected_truth([array, *(_compare("=", subject, part) for part in others)], until=True)
     return connected_truth([_compare("=", subject, part) for part in parts], until=True)
 

@@ -338,7 +338,7 @@ def like(text: str, pattern: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _like_pattern(pattern: str) -> re.Pattern[str]:
-    # what stands between the %
+    # the parts between the % signs
     parts = [""]
     characters = iter(pattern)
     for character in characters:
@@ -356,6 +356,6 @@ def _like_pattern(pattern: str) -> re.Pattern[str]:
     first, *others = parts
     if others:
         *middle, last = others
-        # the first place of each part is the best one: no other one is tried
+        # the leftmost match of each part is enough: no other one is tried
         first += "".join(f"(?>.*?{each})" for each in middle) + f".*{last}"
     return re.compile(first, re.DOTALL)

@@ -323,7 +323,9 @@ class _Parser:
             self._place += 1
             return _node(word)
         if word in {"any", "some", "all"}:
-            raise unsupported(f"{word.upper()} elsewhere than after a comparison", hint="write each LIKE out, with OR or AND between them")
+            raise unsupported(
+                f"{word.upper()} that does not follow a comparison operator", hint="write each LIKE out, with OR or AND between them"
+            )
         if self._take("case"):
             return self._case()
         if self._take("array", "["):

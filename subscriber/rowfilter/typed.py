@@ -204,7 +204,7 @@ def _aligned(part: Typed, type_: str) -> Typed:
 
 
 def once(part: Typed) -> Typed:
-    """A part that stands in several places: it is evaluated once for each row, when the first of them needs it."""
+    """A part that is used in several places: it is evaluated once for each row, when the first of them needs it."""
     evaluate = part.evaluate
     if part.constant or isinstance(evaluate, itemgetter):
         return part

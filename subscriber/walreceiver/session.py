@@ -290,7 +290,7 @@ async def _connected(**params: Any) -> psycopg.AsyncConnection[Any]:
         # from the resolver, for a host from PGHOST or a service file
         raise _no_host_name() from None
     except asyncio.CancelledError as error:
-        # psycopg does not close the connection, to which the frames refer as long as the cancelled task is kept
+        # psycopg does not close the connection. The frames of the traceback refer to it for as long as the cancelled task is kept
         traceback.clear_frames(error.__traceback__)
         raise
 

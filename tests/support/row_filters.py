@@ -82,6 +82,7 @@ EVALUATED = [
     ("(6 = ANY (ARRAY[NULL::int])) IS NULL", False),
     ("NULLIF(NULL::int, a / b) IS NULL", False),
     ("NULLIF(a / b, NULL) IS NULL", True),
+    ("(NULLIF(NULL::int, a) + 1 / b) IS NULL", False),
     ("NULL::int IS DISTINCT FROM a / b", True),
     ("a BETWEEN 7 AND a / b", False),
     ("a BETWEEN 6 AND a / b", True),

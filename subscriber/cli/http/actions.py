@@ -186,8 +186,8 @@ async def _stopped(configured: ConfiguredSubscriptions, name: str) -> None:
             while configured.runs(name):  # noqa: ASYNC110 (another thread)
                 await asyncio.sleep(_POLL)
     except TimeoutError:
-        message = f'subscription "{name}" has not stopped within {_STOP_SECONDS:g} s, and is not altered'
-        raise SubscriptionInUse(message, hint="the log tells what it waits for; repeat the action after that") from None
+        message = f'subscription "{name}" has not stopped within {_STOP_SECONDS:g} s, so it was not altered'
+        raise SubscriptionInUse(message, hint="see the log for what it waits for, then repeat the action") from None
 
 
 def _from_this_page(headers: Mapping[str, str]) -> bool:

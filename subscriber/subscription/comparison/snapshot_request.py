@@ -29,7 +29,7 @@ _NOT_RUNNING_SECONDS: Final = 5.0
 """A worker that is between two connections has no lock for a moment."""
 _NOTICE_SECONDS: Final = 10.0
 _HELD_SECONDS: Final = 10.0
-"""How long the process that holds apply may take to say for how long it did, which it does at once."""
+"""Time limit for the answer that says how long apply was held. It normally comes at once."""
 
 
 class Waiting(Protocol):
@@ -142,7 +142,7 @@ class Asker:
             if "held_seconds" in request.answer:
                 return float(request.answer["held_seconds"])
             if now() > until:
-                raise TargetUnavailable("the process that runs the subscription ended while it held its changes", hint="try again")
+                raise TargetUnavailable("the process that runs the subscription ended while apply was held", hint="try again")
             await asyncio.sleep(_POLL)
         return 0.0
 

@@ -220,7 +220,7 @@ class SlotFollower:
             await self._apply(session)
 
     async def _open_stream(self, stack: contextlib.AsyncExitStack, *, two_phase: bool) -> StreamSession:
-        """Open the publisher's stream. ``stack`` closes it: what a task returns is lost if its caller is cancelled right then."""
+        """Open the publisher's stream. ``stack`` closes it: what a task returns is lost if its caller is cancelled at that moment."""
         self._cautiously = self._position.lsn == self._undecodable_at
         if self._cautiously:
             _log.warning(CAUTIOUSLY)

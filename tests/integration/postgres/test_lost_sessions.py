@@ -17,6 +17,7 @@ from subscriber.errors import TargetUnavailable
 from subscriber.interfaces import CopyFormat, TableEntry, TableState, WorkerActivity
 from subscriber.sinks.postgres.copy.postgres_table_sink import PostgresTableSink
 from subscriber.sinks.postgres.session import settings
+from subscriber.sinks.postgres.session import target as target_module
 from subscriber.sinks.postgres.session.origins import Origins, catalog_run
 from subscriber.sinks.postgres.session.target import Target
 from tests.integration.postgres.test_check import published
@@ -132,6 +133,26 @@ async def test_cancelled_copy_that_gets_no_answer(target_db: Database) -> None:
         copying.cancel()
         await table.close()
         assert ended
+
+
+@pytest.mark.slow
+async def test_cancelled_copy_ends_its_statement(target_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a server that does not look whether its client is there, as before PostgreSQL 14."""
+    monkeypatch.setattr(target_module, "CHECK_CLIENT", "SELECT 1")
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with _opened(target_db) as (feed, _):
+        table = feed.opened.open_table(T)
+        await table.begin()
+        await table.start_copy()
+        with target_db.connect() as session:
+            session.execute("BEGIN; LOCK TABLE t")
+            copying = asyncio.create_task(table.copy(["id"], CopyFormat.TEXT, _rows()))
+            await asyncio.to_thread(target_db.wait, waiting, 1)
+            copying.cancel()
+            await asyncio.wait({copying})
+            await asyncio.to_thread(target_db.wait, waiting, 0)
+        session.close()
+        await table.close()
 
 
 async def test_origin_of_a_session_that_is_lost(target_db: Database) -> None:

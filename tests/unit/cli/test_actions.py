@@ -40,4 +40,4 @@ async def test_action_on_a_subscription_that_does_not_stop(monkeypatch: pytest.M
         assert answer.status == 202
         await until(lambda: actions.log[0]["state"] != "running", "the end of the action")
     assert actions.log[0]["state"] == "failed"
-    assert actions.log[0]["error"]["text"] == 'subscription "copy" has not stopped within 0.1 s, and is not altered'
+    assert actions.log[0]["error"]["text"] == 'subscription "copy" has not stopped within 0.1 s, so it was not altered'

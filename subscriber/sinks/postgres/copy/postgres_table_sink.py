@@ -355,9 +355,13 @@ class PostgresTableSink:
                     await connection.execute(_NOTE_PART, self._oid, self.relation_id)
                 await connection.execute("COMMIT")
         except BaseException:
-            # no effect on a closed connection; an uncommitted part is rolled back
-            connection.terminate()
-            self._busy_parts.discard(number)
+            try:
+                # asyncpg cancels a running statement only if the session is used again
+                await CatalogReader(connection).roll_back()
+            finally:
+                # no effect on a closed connection
+                connection.terminate()
+                self._busy_parts.discard(number)
             raise
         self._free_parts.append((number, connection))
 

@@ -95,14 +95,14 @@ class CatalogReader:
                         yield self._execute
                         await self.connection.execute("COMMIT")
                     except BaseException:
-                        await self._roll_back()
+                        await self.roll_back()
                         raise
             except TargetUnavailable:
                 # asyncpg may still consider it usable
                 self.connection.terminate()
                 raise
 
-    async def _roll_back(self) -> None:
+    async def roll_back(self) -> None:
         """Roll back within a short time limit, because the caller's own may be over. An error is not raised: it ends the session."""
         try:
             async with asyncio.timeout(_ROLLBACK_SECONDS):

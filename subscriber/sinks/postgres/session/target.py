@@ -206,7 +206,7 @@ class Target:
                 hint="example: host=db1.example.com; no part between dots may be empty or longer than 63 bytes",
             ) from None
         except asyncio.CancelledError as error:
-            # psycopg does not close the connection, to which the frames refer as long as the cancelled task is kept
+            # psycopg does not close the connection. The frames of the traceback refer to it for as long as the cancelled task is kept
             traceback.clear_frames(error.__traceback__)
             raise
 

@@ -29,10 +29,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from subscriber.errors import TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.engine import BEGIN, complete_url, make_engine, sqlite_path, url_understood
-from subscriber.sinks.sqlalchemy.session.session import END_SECONDS, Session
+from subscriber.sinks.sqlalchemy.session.session import END_SECONDS, Session, close_when_opened
 from subscriber.sinks.sqlalchemy.session.settings import session_statements
 from subscriber.sinks.sqlalchemy.session.statement_size import learn_limit
-from subscriber.threads import to_its_end
 
 __all__ = ["Database"]
 
@@ -97,10 +96,11 @@ class Database:
             _prepare_file(self.path, create=self._create)
         try:
             with translated(), url_understood():
-                async with asyncio.timeout(_CONNECT_SECONDS):
-                    connection = await self._connected()
-        except TimeoutError:
-            raise TargetUnavailable("the target does not answer", hint="check that the target runs, and host and port") from None
+                try:
+                    async with asyncio.timeout(_CONNECT_SECONDS):
+                        connection = await self._connected()
+                except TimeoutError:
+                    raise TargetUnavailable("the target does not answer", hint="check that the target runs, and host and port") from None
         except RuntimeError as error:
             # a driver that lacks a package for the server's authentication method reports that only here
             said = " ".join(str(error).split())
@@ -118,7 +118,7 @@ class Database:
         except BaseException as error:
             await session.close()
             if isinstance(error, asyncio.CancelledError):
-                # an SQLite file is open as long as a cursor exists, to which the frames refer as long as the cancelled task is kept
+                # an SQLite file is open as long as a cursor exists. The frames of the traceback refer to it for as long as the task is kept
                 traceback.clear_frames(error.__traceback__)
             raise
         self._sessions = [*self.sessions(), session]
@@ -127,19 +127,13 @@ class Database:
     async def _connected(self) -> AsyncConnection:
         if self.path is None:
             return await self._engine.connect()
-        # if it were cancelled, the driver would leave the file open
-        opened: list[AsyncConnection] = []
-
-        async def open_file() -> None:
-            opened.append(await self._engine.connect())
-
+        opening = asyncio.ensure_future(self._engine.connect())
         try:
-            await to_its_end(open_file())
+            return await asyncio.shield(opening)
         except asyncio.CancelledError:
-            for connection in opened:
-                await Session(connection, self._turn).close()
+            # if the driver were cancelled, it would leave the file open
+            close_when_opened(opening)
             raise
-        return opened[0]
 
     def sessions(self) -> list[Session]:
         """The sessions that can be used."""

@@ -23,7 +23,7 @@ from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.sinks.sqlalchemy.session.database_errors import translated
 from subscriber.sinks.sqlalchemy.session.engine import BEGIN
 
-__all__ = ["END_SECONDS", "Session"]
+__all__ = ["END_SECONDS", "Session", "close_when_opened"]
 
 _log = logging.getLogger(__name__)
 
@@ -150,12 +150,25 @@ class Session:
         await _ended(self._connection.close())
 
 
+def close_when_opened(opening: asyncio.Future[AsyncConnection]) -> None:
+    """Close a connection in the background, when it has been opened."""
+
+    async def work() -> None:
+        await (await opening).close()
+
+    _begun(work())
+
+
 async def _ended(work: Coroutine[Any, Any, None]) -> None:
     """Close a connection, and wait for a limited time. After that time, or a cancellation, the close continues in the background."""
+    await asyncio.wait({_begun(work)}, timeout=END_SECONDS)
+
+
+def _begun(work: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
     task = asyncio.ensure_future(work)
     _ending.add(task)
     task.add_done_callback(_has_ended)
-    await asyncio.wait({task}, timeout=END_SECONDS)
+    return task
 
 
 def _has_ended(task: asyncio.Future[None]) -> None:
