@@ -5,11 +5,12 @@ The document ``copy.json`` of a table's copy lists these files, and makes them v
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
+from pyarrow import csv
 
 from subscriber import crash_points
 from subscriber.errors import ConfigurationError, TargetError
@@ -21,15 +22,18 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import LandedFile
 from subscriber.sinks.spark.landing.row_buffer import cast_columns, special_column
 from subscriber.sinks.spark.landing.zone import ParquetFile
-from subscriber.sinks.spark.schema.arrow_values import to_arrow
-from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.schema.arrow_values import Specials, cast_text, to_arrow
+from subscriber.sinks.spark.schema.table_schema import LakeColumn, TableSchema
 from subscriber.threads import run_in_thread
-from subscriber.types import CopyDecoder, copy_decoder
+from subscriber.types import copy_decoder
 
 __all__ = ["TableCopy", "read_copy", "store_copy", "write_copy"]
 
 _ROWS: Final = 50_000
 """Number of rows in a row group."""
+_MARK: Final = "\ufeff".encode()
+"""Arrow removes it from the start of a file."""
+_PLAIN_BYTES: Final = 2**30
 _BYTES: Final = 16 * 1024**2
 """Maximum bytes of COPY data in a row group, for long rows."""
 
@@ -57,7 +61,7 @@ async def store_copy(
     if copy_format is not CopyFormat.TEXT:
         raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
     schema = replace(schema, columns=tuple(by_name[name] for name in columns))
-    decoder = copy_decoder(len(schema.columns), binary=False)
+    rows = _CopiedRows(schema)
     pieces: list[bytes] = []
     gathered = 0
     made: list[ParquetFile] = []
@@ -69,10 +73,10 @@ async def store_copy(
             pieces.append(piece)
             gathered += len(piece)
             if gathered >= _BYTES or len(pieces) >= _ROWS:
-                await run_in_thread(lambda some=pieces: _write(file, decoder, schema, some))  # type: ignore[misc]
+                await run_in_thread(lambda some=pieces: rows.write(file, some))  # type: ignore[misc]
                 pieces, gathered = [], 0
-        await run_in_thread(lambda: _write(file, decoder, schema, pieces))
-        decoder.finish()
+        await run_in_thread(lambda: rows.write(file, pieces))
+        rows.finish()
         size = await run_in_thread(file.commit)
     except BaseException:
         for each in made:
@@ -82,14 +86,64 @@ async def store_copy(
     return LandedFile(table_id=table_id, path=path, rows=file.rows, size=size, schema=schema)
 
 
-def _write(file: ParquetFile, decoder: CopyDecoder, schema: TableSchema, pieces: Sequence[bytes]) -> None:
-    count, columns = decoder.columns(b"".join(pieces))
-    if count:
-        file.write(_copied(schema, count, columns))
+class _CopiedRows:
+    """Makes record batches of the pieces of one COPY stream."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self._decoder = copy_decoder(len(schema.columns), binary=False)
+        self._in_row = False
+
+    def write(self, file: ParquetFile, pieces: Sequence[bytes]) -> None:
+        """Write the rows that these pieces complete."""
+        data = b"".join(pieces)
+        texts = None if self._in_row else read_plain(data, len(self._schema.columns))
+        if texts is not None:
+            file.write(_copied(self._schema, len(texts[0]), lambda number, column: cast_text(texts[number], column.type)))
+        elif data:
+            self._in_row = not data.endswith(b"\n")
+            count, columns = self._decoder.columns(data)
+            if count:
+                file.write(_copied(self._schema, count, lambda number, column: to_arrow(columns[number], column.type)))
+
+    def finish(self) -> None:
+        """End the stream."""
+        self._decoder.finish()
 
 
-def _copied(schema: TableSchema, count: int, values: Sequence[Sequence[bytes | None]]) -> pa.RecordBatch:
-    columns, specials = cast_columns(schema, lambda number, column: to_arrow(values[number], column.type))
+def read_plain(data: bytes, columns: int) -> list[pa.Array] | None:
+    r"""Read whole rows of COPY in text format whose only backslashes are those of ``\N``, much faster than value by value.
+
+    Returns:
+        The texts of each column. None: the data is of another kind, empty, or so long that Arrow may not read it as one block.
+    """
+    begun = data.count(b"\t\\N") + data.count(b"\n\\N") + data.startswith(b"\\N")
+    ended = data.count(b"\\N\t") + data.count(b"\\N\n")
+    rows = data.count(b"\n")
+    # Arrow reads an empty line as a row of empty values, and a carriage return, which the server does not send, as the end of a row
+    is_table = rows > 0 and data.endswith(b"\n") and data.count(b"\t") == rows * (columns - 1) and b"\r" not in data
+    if not is_table or not begun == ended == data.count(b"\\") or data.startswith(_MARK) or len(data) > _PLAIN_BYTES:
+        return None
+    names = [str(number) for number in range(columns)]
+    try:
+        table = csv.read_csv(
+            pa.BufferReader(data),
+            csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+            csv.ParseOptions(delimiter="\t", quote_char=False, double_quote=False, escape_char=False, ignore_empty_lines=False),
+            csv.ConvertOptions(
+                check_utf8=False, column_types=dict.fromkeys(names, pa.string()), null_values=["\\N"], strings_can_be_null=True
+            ),
+        )
+    except pa.ArrowInvalid:
+        # the decoder finds what is wrong
+        return None
+    if table.num_rows != rows:
+        return None
+    return [column.combine_chunks() for column in table.columns]
+
+
+def _copied(schema: TableSchema, count: int, cast: Callable[[int, LakeColumn], tuple[pa.Array, Specials]]) -> pa.RecordBatch:
+    columns, specials = cast_columns(schema, cast)
     zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
     meta = [
         pa.array(["c"] * count, pa.string()),
