@@ -114,7 +114,14 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
     await sink.apply(batch(transaction(200, LEFT, RIGHT, Insert(5, row("1", "10")), Insert(6, row("1", "10")))))
     with schema_of(delta, "followed") as schema:
         found = registration(delta, tmp_path, schema)
-        found.register(all_rounds(work))
+        snapshot = all_rounds(work)
+        # another lake of another applier has this name, too
+        delta.sql(f"CREATE SCHEMA {schema}")
+        delta.sql(f"CREATE TABLE {schema}.public_r_latest USING DELTA LOCATION '{tmp_path}/tables/public/l'")
+        with pytest.raises(TargetError, match=r"public_r_latest exists and is another table"):
+            found.register(snapshot)
+        delta.sql(f"DROP TABLE {schema}.public_r_latest")
+        found.register(snapshot)
         wider = Relation(5, "public", "l", "d", (*LEFT.columns, Column("Location", 25, -1, False)))
         await sink.apply(batch(transaction(300, wider, Insert(5, row("2", "20", "x")))))
         snapshot = all_rounds(work)
@@ -134,12 +141,6 @@ async def test_views_follow_columns_and_tables(tmp_path: Path, delta: SparkSessi
         found.register(all_rounds(work))
         names = {table.name for table in delta.catalog.listTables(schema)}
         assert names == {"published_snapshot", "public_l", "public_l_latest"}
-        # another lake of another applier has this name, too
-        delta.sql(f"CREATE TABLE followed.public_r_latest USING DELTA LOCATION '{tmp_path}/tables/public/l'")
-        other = registration(delta, tmp_path, schema)
-        other._there = {"public_r_latest"}
-        with pytest.raises(TargetError, match=r"public_r_latest exists and is another table"):
-            other._require_table("public_r_latest", f"{tmp_path}/tables/public/r")
         # another applier finds what is registered
         registration(delta, tmp_path, schema).register(all_rounds(work))
         assert delta.table("followed.public_l").count() == 3
