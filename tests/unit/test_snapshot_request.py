@@ -30,5 +30,5 @@ async def test_process_that_ends_while_it_holds_apply(tmp_path: Path, monkeypatc
     # what the process says last
     await requests.change("one", only_from=RequestState.REQUESTED, to=RequestState.HELD, answer={"lsn": "0/1"})
     async with asyncio.timeout(10):
-        with pytest.raises(TargetUnavailable, match="ended while it held"):
+        with pytest.raises(TargetUnavailable, match="ended while apply was held"):
             await asker.held_seconds("one")
