@@ -117,19 +117,17 @@ def read_plain(data: bytes, columns: int) -> list[pa.Array] | None:
     Returns:
         The texts of each column. None: the data is of another kind, empty, or so long that Arrow may not read it as one block.
     """
-    begun = data.count(b"\t\\N") + data.count(b"\n\\N") + data.startswith(b"\\N")
-    ended = data.count(b"\\N\t") + data.count(b"\\N\n")
-    rows = data.count(b"\n")
-    # Arrow reads an empty line as a row of empty values, and a carriage return, which the server does not send, as the end of a row
-    is_table = rows > 0 and data.endswith(b"\n") and data.count(b"\t") == rows * (columns - 1) and b"\r" not in data
-    if not is_table or not begun == ended == data.count(b"\\") or data.startswith(_MARK) or len(data) > _PLAIN_BYTES:
+    escapes, rows = data.count(b"\\"), data.count(b"\n")
+    # Arrow reads a carriage return, which the server does not send, as the end of a row
+    is_table = columns > 0 and data.endswith(b"\n") and b"\r" not in data
+    if not is_table or (escapes and escapes != data.count(b"\\N")) or data.startswith(_MARK) or len(data) > _PLAIN_BYTES:
         return None
     names = [str(number) for number in range(columns)]
     try:
         table = csv.read_csv(
             pa.BufferReader(data),
             csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
-            csv.ParseOptions(delimiter="\t", quote_char=False, double_quote=False, escape_char=False, ignore_empty_lines=False),
+            csv.ParseOptions(delimiter="\t", quote_char=False, double_quote=False, escape_char=False, ignore_empty_lines=columns > 1),
             csv.ConvertOptions(
                 check_utf8=False, column_types=dict.fromkeys(names, pa.string()), null_values=["\\N"], strings_can_be_null=True
             ),
@@ -137,21 +135,22 @@ def read_plain(data: bytes, columns: int) -> list[pa.Array] | None:
     except pa.ArrowInvalid:
         # the decoder finds what is wrong
         return None
-    if table.num_rows != rows:
+    # an empty line, or a backslash that is not of a NULL
+    if table.num_rows != rows or escapes != sum(column.null_count for column in table.columns):
         return None
     return [column.combine_chunks() for column in table.columns]
 
 
 def _copied(schema: TableSchema, count: int, cast: Callable[[int, LakeColumn], tuple[pa.Array, Specials]]) -> pa.RecordBatch:
     columns, specials = cast_columns(schema, cast)
-    zeros = pa.array([0], pa.int64()).take(pa.array([0] * count, pa.int64()))
+    zeros = pa.repeat(pa.scalar(0, pa.int64()), count)
     meta = [
-        pa.array(["c"] * count, pa.string()),
+        pa.repeat(pa.scalar("c"), count),
         zeros,
         zeros,
         zeros,
         pa.nulls(count, pa.timestamp("us", "UTC")),
-        pa.array([False] * count, pa.bool_()),
+        pa.repeat(pa.scalar(False), count),
         pa.nulls(count, pa.list_(pa.string())),
         special_column(specials, count),
     ]
