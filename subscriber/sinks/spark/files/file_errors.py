@@ -59,7 +59,7 @@ def os_errors(what: str) -> Iterator[None]:
             raise StorageFull(f"cannot write {what}: no space left ({text})", hint=_ROOM) from error
         if code in _FORBIDDEN:
             raise AccessDenied(f"cannot write {what}: permission denied ({text})", hint=_RIGHTS) from error
-        if code in {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}:
+        if code in {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}:
             raise TargetError(f"cannot write {what}: {text}", hint="the lake needs a directory of its own") from error
         if (known := store_error(what, str(error))) is not None:
             raise known from error

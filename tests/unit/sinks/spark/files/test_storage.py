@@ -1,4 +1,4 @@
-"""Names in files of a lake that another program has written: no file outside of the lake is read, written or deleted."""
+"""A lake's files: names that another program has written, of which none leads out of the lake, and files where directories belong."""
 
 from __future__ import annotations
 
@@ -46,3 +46,11 @@ def test_paths_in_documents(name: str) -> None:
     """A manifest, the document of a copy, and of a part of one."""
     with pytest.raises(ValueError, match="inside of the lake"):
         LandedFile.from_json({"id": 1, "path": name, "rows": 1, "size": 1, "schema": {"table": ["a", "b"], "columns": [], "identity": "d"}})
+
+
+@pytest.mark.parametrize("name", ["landing", "landing/part"])
+def test_directory_whose_place_has_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "landing").write_text("")
+    with pytest.raises(TargetError) as refused:
+        Storage.open(Location(path=str(tmp_path))).make_directory(name)
+    assert (type(refused.value), refused.value.hint) == (TargetError, "the lake needs a directory of its own")
