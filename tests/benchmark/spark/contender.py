@@ -60,8 +60,8 @@ class Contender(Protocol):
     def load(self, rows: int) -> None:
         """Begin with so many rows in the first table."""
 
-    def bulk(self, batches: int, size: int) -> float:
-        """Seconds to apply what is waiting: so many batches of so many changes of each table."""
+    def bulk(self, batches: int, size: int) -> tuple[float, float]:
+        """Apply so many batches of so many changes of each table: seconds until they can be read, and until the change logs have them."""
 
     def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
         """How old changes were when they could be read, while so many were made in a second; and the bytes written to tables and logs."""
@@ -101,21 +101,25 @@ class Lakes:
         self._registration.register(snapshot)
         return time.monotonic() - began, cpu_seconds() - before
 
-    def _all(self) -> None:
+    def _all(self) -> float:
+        """Apply everything. Return when it could be read."""
+        published = time.monotonic()
         self._applier.open()
         try:
             while self._applier.run_round() is not None:
+                published = time.monotonic()
                 self._applier.tidy()
         finally:
             self._applier.close()
+        return published
 
-    def bulk(self, batches: int, size: int) -> float:
+    def bulk(self, batches: int, size: int) -> tuple[float, float]:
         for _ in range(batches):
             rows = self._changes.batch(size)
             self._lake.land([rows] * len(self._lake.names), self._changes.end)
         began = time.monotonic()
-        self._all()
-        return time.monotonic() - began
+        published = self._all()
+        return published - began, time.monotonic() - began
 
     def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
         before = delta_bytes(self._lake.path)
@@ -168,13 +172,14 @@ class Streamed:
     def _write(self, rows: Any) -> None:
         write_for_script(self._script.changes, rows, int(rows["_lsn"][-1].as_py()))
 
-    def bulk(self, batches: int, size: int) -> float:
+    def bulk(self, batches: int, size: int) -> tuple[float, float]:
         for _ in range(batches):
             self._write(self._changes.batch(size))
         began = time.monotonic()
         query = self._script.stream(until_empty=True)
         query.awaitTermination()
-        return time.monotonic() - began
+        seconds = time.monotonic() - began
+        return seconds, seconds
 
     def follow(self, seconds: float, per_second: int, freshness: float) -> tuple[list[float], int]:
         before = delta_bytes(self._script.directory)

@@ -78,11 +78,12 @@ def _read(
 ) -> pa.Table:
     def read(source: Any) -> pa.Table:
         with source, pq.ParquetFile(source, page_checksum_verification=True) as file:
-            there = [name for name in names if name in file.schema_arrow.names]
+            columns = file.schema_arrow
+            there = [name for name in names if name in columns.names]
             if schema is None:
                 return file.read(columns=there, use_threads=False)
             field = schema.current.field(schema.keys[0])
-            return file.read_row_groups(row_groups(file.schema_arrow, file.metadata, field, ranges), columns=there, use_threads=False)
+            return file.read_row_groups(row_groups(columns, file.metadata, field, ranges), columns=there, use_threads=False)
 
     try:
         with storage.reading(path):

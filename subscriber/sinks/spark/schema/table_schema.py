@@ -18,6 +18,7 @@ A ``d`` has only the columns of the replica identity. A ``t`` has none.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections import Counter
@@ -188,6 +189,7 @@ def lake_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name if stays(name) else altered_name(name) for name in listed)
 
 
+@functools.lru_cache(10_000)
 def folded_name(name: str) -> str:
     """Equal for names that Spark does not distinguish: Java compares the capital of each letter, and then its small letter."""
     capitals = (one if len(capital := one.upper()) > 1 else capital for one in name)

@@ -63,9 +63,10 @@ def unwritable(table: DeltaTable, *, columns: bool) -> str | None:
         return "property delta.appendOnly"
     mapping = configuration.get("delta.columnMapping.mode", "none")
     for field in table.schema().fields:
-        if any(key in field.metadata for key in _COMPUTED):
+        metadata = field.metadata
+        if not metadata.keys().isdisjoint(_COMPUTED):
             return f'column "{field.name}", which is computed or has an invariant'
-        if mapping != "none" and field.metadata.get(PHYSICAL_NAME, field.name) != field.name:
+        if mapping != "none" and metadata.get(PHYSICAL_NAME, field.name) != field.name:
             return f'column "{field.name}", which was renamed (column mapping)'
     if mapping == "id" or (mapping != "none" and columns):
         return "new columns with column mapping" if columns else "column mapping by ID"
