@@ -8,8 +8,9 @@ once, as the server's planner does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Final
 
@@ -77,6 +78,8 @@ def bind_expression(node: Node, columns: Mapping[str, PgType]) -> tuple[Mapping[
     """
     binder = _Binder(columns)
     whole = binder.bind(node)
+    if whole.failure is not None:
+        raise whole.failure
     return binder.used, whole
 
 
@@ -152,7 +155,17 @@ class _Binder:
         conditions = [boolean(test, "CASE/WHEN") if subject is None else _compare("=", subject, test) for test in pairs[::2]]
         # the server looks at the default first
         type_, (default, *results) = alike([default, *pairs[1::2]], "CASE")
-        branches = [(test.evaluate, result.evaluate) for test, result in zip(conditions, results, strict=True)]
+        collation = collation_of([*results, default])
+        reached: list[tuple[Typed, Typed]] = []
+        for test, result in zip(conditions, results, strict=True):
+            if not test.constant:
+                reached.append((test, result))
+            elif test.value:
+                default = result
+                break
+        if not reached:
+            return replace(default, collation=collation)
+        branches = [(test.evaluate, result.evaluate) for test, result in reached]
         otherwise = default.evaluate
 
         def evaluate(row: Sequence[Any]) -> Any:
@@ -161,8 +174,7 @@ class _Binder:
                     return result(row)
             return otherwise(row)
 
-        fixed = all(part.constant for part in (*conditions, *results, default))
-        return folded(Typed(type_, evaluate, constant=fixed, collation=collation_of([*results, default])))
+        return folded(Typed(type_, evaluate, collation=collation), [*chain.from_iterable(reached), default])
 
     def _array(self, node: Node) -> Typed:
         of, array = node.parts
@@ -194,10 +206,11 @@ def _is(part: Typed, wanted: str) -> Typed:
     negated = wanted.startswith("not ")
     if wanted.endswith("null"):
         evaluate = part.evaluate
-        return folded(Typed("bool", lambda row: (evaluate(row) is None) != negated, constant=part.constant))
+        return folded(Typed("bool", lambda row: (evaluate(row) is None) != negated), [part])
     truth = {"true": True, "false": False, "unknown": None}[wanted.removeprefix("not ")]
-    test = boolean(part, f"IS {wanted.upper()}").evaluate
-    return folded(Typed("bool", lambda row: (test(row) is truth) != negated, constant=part.constant))
+    part = boolean(part, f"IS {wanted.upper()}")
+    test = part.evaluate
+    return folded(Typed("bool", lambda row: (test(row) is truth) != negated), [part])
 
 
 def _distinct(left: Typed, right: Typed, *, negated: bool) -> Typed:
@@ -209,14 +222,18 @@ def _distinct(left: Typed, right: Typed, *, negated: bool) -> Typed:
         distinct = one is not other if one is None or other is None else not equal(one, other)
         return distinct != negated
 
-    return folded(Typed("bool", evaluate, constant=left.constant and right.constant))
+    return folded(Typed("bool", evaluate), [left, right])
 
 
 def _several(function: str, parts: Sequence[Typed]) -> Typed:
     """COALESCE, GREATEST or LEAST."""
     type_, parts = alike(parts, function.upper())
-    evaluates = [part.evaluate for part in parts]
     collation = collation_of(parts)
+    if function == "coalesce":
+        parts = [part for part in parts if not (part.constant and part.value is None)]
+        # the first constant is the last that is looked at
+        parts = parts[: next((place for place, part in enumerate(parts, 1) if part.constant), None)]
+    evaluates = [part.evaluate for part in parts]
     if function == "coalesce":
 
         def evaluate(row: Sequence[Any]) -> Any:
@@ -239,7 +256,7 @@ def _several(function: str, parts: Sequence[Typed]) -> Typed:
                     found = value
             return found
 
-    return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
+    return folded(Typed(type_, evaluate, collation=collation), parts)
 
 
 def _nullif(left: Typed, right: Typed) -> Typed:
@@ -248,14 +265,14 @@ def _nullif(left: Typed, right: Typed) -> Typed:
     equal = _compare("=", left, right)
     # the value is the left operand of the operator, after its conversion
     left = converted(left, operators.operand_type(left.type, operators.common_type("=", left.type, right.type)))
-    if any(part.constant and part.value is None for part in (left, right)):
+    if right.failure is None and any(part.constant and part.value is None for part in (left, right)):
         return left
     first, same = left.evaluate, equal.evaluate
 
     def evaluate(row: Sequence[Any]) -> Any:
         return None if same(row) else first(row)
 
-    return folded(Typed(left.type, evaluate, constant=left.constant and right.constant, collation=left.collation))
+    return folded(Typed(left.type, evaluate, collation=left.collation), [left, right])
 
 
 # --- comparisons
@@ -304,7 +321,7 @@ def _any_or_all(sign: str, subject: Typed, elements: Sequence[Typed], type_: str
                 return any_
         return None if unknown else not any_
 
-    return folded(Typed("bool", evaluate, constant=subject.constant and fixed is not None))
+    return folded(Typed("bool", evaluate), [subject, *parts])
 
 
 def _has_column(node: Node) -> bool:
@@ -383,7 +400,7 @@ def _collate(part: Typed, name: str) -> Typed:
         raise RowFilterError(f"collations are not supported by type {type_name(part.type)}", sqlstate="42804")
     if name != "C":
         raise unsupported(f'collation "{name}"', hint=f'use COLLATE "C"; {USER_COLLATION}')
-    return Typed(part.type, part.evaluate, constant=part.constant, collation="C")
+    return replace(part, collation="C")
 
 
 def _call(function: str, parts: Sequence[Typed]) -> Typed:

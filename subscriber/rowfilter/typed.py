@@ -1,7 +1,8 @@
 """The parts of a filter: their types, their values in a row, and the functions that combine them.
 
 Functions and operators are strict: NULL gives NULL. AND and OR follow three-valued logic. A part without columns is evaluated at once, as
-the server's planner does.
+the server's planner does (``eval_const_expressions``). If that fails, the filter is refused, unless the planner does not look at this part:
+after a TRUE in OR, a FALSE in AND, and the constant that decides a CASE or a COALESCE.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ class Typed:
     Attributes:
         type: a name of :mod:`subscriber.rowfilter.sql_types`; ``unknown`` for a quoted constant without type, and for NULL.
         evaluate: its value in a row.
-        constant: whether it has no columns.
+        constant: whether its value is the same in each row.
         collation: ``C`` if it was given; ``default`` for a constant; empty if it is not known.
+        failure: the error of a part without columns, of this one or of one that it contains.
     """
 
     type: str
     evaluate: Evaluate
     constant: bool = False
     collation: str = "default"
+    failure: RowFilterError | None = None
 
     @property
     def value(self) -> Any:
@@ -92,11 +95,11 @@ def typed_literal(part: Typed, type_: str) -> Typed:
 
 
 def strict(type_: str, function: Callable[..., Any], parts: Sequence[Typed], collation: str = "default") -> Typed:
-    """A function that gives NULL if an argument is NULL. If that argument has no columns, the others are not evaluated."""
-    if any(part.constant and part.value is None for part in parts):
+    """A function that gives NULL if an argument is NULL. If that argument has no columns, the others are not evaluated for a row."""
+    if not _failure(parts) and any(part.constant and part.value is None for part in parts):
         return constant(type_, None, collation)
     evaluate = _on_one(function, parts[0].evaluate) if len(parts) == 1 else _on_several(function, [part.evaluate for part in parts])
-    return folded(Typed(type_, evaluate, constant=all(part.constant for part in parts), collation=collation))
+    return folded(Typed(type_, evaluate, collation=collation), parts)
 
 
 def _on_one(function: Callable[[Any], Any], argument: Evaluate) -> Evaluate:
@@ -124,9 +127,19 @@ def _on_several(function: Callable[..., Any], arguments: Sequence[Evaluate]) -> 
     return evaluate
 
 
-def folded(part: Typed) -> Typed:
-    """Evaluate a part without columns at once."""
-    return constant(part.type, part.value, part.collation) if part.constant else part
+def folded(whole: Typed, parts: Sequence[Typed]) -> Typed:
+    """What is made of these parts. If all are constants, it is evaluated at once."""
+    failure = _failure(parts)
+    if failure is None and all(part.constant for part in parts):
+        try:
+            return constant(whole.type, whole.value, whole.collation)
+        except RowFilterError as error:
+            failure = error
+    return replace(whole, failure=failure)
+
+
+def _failure(parts: Sequence[Typed]) -> RowFilterError | None:
+    return next((part.failure for part in parts if part.failure is not None), None)
 
 
 def collation_of(parts: Sequence[Typed]) -> str:
@@ -224,7 +237,8 @@ def connected_truth(parts: Sequence[Typed], *, until: bool) -> Typed:
 
     A part without columns decides before the others are evaluated.
     """
-    if any(part.constant and part.value is until for part in parts):
+    decided = next((place for place, part in enumerate(parts) if part.constant and part.value is until), None)
+    if decided is not None and not _failure(parts[:decided]):
         return constant("bool", until)
     evaluates = [part.evaluate for part in parts]
 
@@ -238,4 +252,4 @@ def connected_truth(parts: Sequence[Typed], *, until: bool) -> Typed:
                 unknown = True
         return None if unknown else not until
 
-    return folded(Typed("bool", evaluate, constant=all(part.constant for part in parts)))
+    return folded(Typed("bool", evaluate), parts)

@@ -88,8 +88,52 @@ EVALUATED = [
     ("a BETWEEN 6 AND a / b", True),
     ("a BETWEEN SYMMETRIC 7 AND a / b", True),
     ("CASE a / b WHEN NULL THEN false ELSE true END", False),
+    # constants that the planner does not look at
+    ("true OR 1 / 0 = 1", False),
+    ("a = 6 OR 1 = 1 OR 1 / 0 = 1", False),
+    ("NOT (1 = 2 AND 1 / 0 = 1)", False),
+    ("2 BETWEEN 3 AND 1 / 0", False),
+    ("2 BETWEEN SYMMETRIC 1 / 0 AND 3", True),
+    ("CASE WHEN true THEN 1 ELSE 1 / 0 END = 1", False),
+    ("CASE WHEN false THEN 1 / 0 WHEN NULL THEN 2 / 0 ELSE 1 END = 1", False),
+    ("CASE WHEN b = 1 THEN 2 WHEN true THEN 1 WHEN 1 / 0 = 1 THEN 1 / 0 ELSE 1 / 0 END = 1", False),
+    ("CASE 1 WHEN 1 THEN 2 WHEN 1 / 0 THEN 1 END = 2", False),
+    ("COALESCE(1, 1 / 0) = 1", False),
+    ("COALESCE(b, NULL, 1, 1 / 0) = 0", False),
+    # what these make is a constant, although they contain columns
+    ("CASE WHEN true THEN 1 ELSE a / b END = 1 OR 1 / 0 = 1", False),
+    ("COALESCE(NULL, 1, a / b) = 1 OR 1 / 0 = 1", False),
+    ("NULLIF(NULL::int, a) IS NULL OR 1 / 0 = 1", False),
 ]
 """Filters of a row with a = 6 and b = 0, and whether they fail: the server evaluates not every part, and not in the order of the text."""
+REFUSED = [
+    "1 / 0 = 1 OR true",
+    "b = 0 OR 1 / 0 = 1",
+    "(b = 0 OR 1 / 0 = 1) IS NOT NULL",
+    "a = 6 AND (1 / 0 = 1 OR 1 = 1)",
+    "(a + NULL::int) IS NULL AND NULL + 1 / 0 IS NULL",
+    "CASE WHEN b = 1 THEN 1 / 0 ELSE 1 END = 1",
+    "CASE WHEN b = 0 THEN 1 ELSE 1 / 0 END = 1",
+    "CASE WHEN 1 / 0 = 1 THEN 1 ELSE 2 END = 2",
+    "CASE b WHEN 0 THEN 1 WHEN 1 / 0 THEN 2 END = 1",
+    "CASE NULL::int WHEN 1 / 0 THEN 1 ELSE 2 END = 2",
+    "COALESCE(b, 1 / 0) = 0",
+    "COALESCE(b, 1 / 0, 1) = 0",
+    "COALESCE(NULL, 1 / 0, 1) = 1",
+    "GREATEST(1, 1 / 0) = 1",
+    "NULLIF(NULL::int, 1 / 0) IS NULL",
+    "NULLIF(1 / 0, NULL) IS NULL",
+    "NULL::int IS DISTINCT FROM 1 / 0",
+    "1 IN (1, 1 / 0)",
+    "1 = ANY (ARRAY[1, 1 / 0])",
+    "(NULL::int = ANY (ARRAY[1, 1 / 0])) IS NULL",
+    "(1 / 0) IS NULL",
+    "(1 / 0 = 1) IS NOT TRUE",
+    "-(1 / 0) = 1",
+    "(1 / 0)::bigint = 1",
+    "(('a' || left('a', -(1 / 0))) COLLATE \"C\") < 'b'",
+]
+"""Filters that fail for every row, because the planner evaluates a part without columns."""
 SIGNS = ("=", "<>", "!=", "<", "<=", ">", ">=")
 
 

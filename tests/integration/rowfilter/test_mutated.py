@@ -20,7 +20,7 @@ from subscriber.protocol.messages import Insert, Relation
 from subscriber.rowfilter import RowFilter, RowFilterError, parse_filter
 from subscriber.types import TypeRegistry
 from tests.support.database import Database
-from tests.support.row_filters import EVALUATED, TYPES, VALUES, Generator
+from tests.support.row_filters import EVALUATED, REFUSED, TYPES, VALUES, Generator
 
 pytestmark = pytest.mark.publisher(min=15, lacks="row filters")
 
@@ -126,6 +126,9 @@ async def test_server_evaluates_these_parts(publisher_db: Database) -> None:
     for text, fails in EVALUATED:
         with pytest.raises(psycopg.errors.DivisionByZero) if fails else nullcontext():
             publisher_db.fetch(f"SELECT ({text}) FROM t")
+    for text in REFUSED:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            publisher_db.fetch(f"SELECT ({text}) FROM t LIMIT 0")
 
 
 def _summary(counts: Counter[str]) -> str:

@@ -36,7 +36,7 @@ from subscriber.rowfilter.binding import bind_expression
 from subscriber.rowfilter.stream import FrameFilter
 from subscriber.rowfilter.syntax import parse_expression
 from subscriber.types import TypeRegistry
-from tests.support.row_filters import EVALUATED
+from tests.support.row_filters import EVALUATED, REFUSED
 
 INT4, TEXT, BOOL, DATE, NUMERIC, BPCHAR, VARCHAR, TIMESTAMPTZ, JSONB = 23, 25, 16, 1082, 1700, 1042, 1043, 1184, 3802
 COLUMNS = (
@@ -310,6 +310,12 @@ def test_parts_are_evaluated_when_the_server_evaluates_them(text: str, fails: bo
     row = tuple_data("6", "0", *VALUES[2:])
     with pytest.raises(RowFilterError, match="division by zero") if fails else nullcontext():
         bound(text).matches(row)
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_constants_that_the_server_evaluates_are_refused(text: str) -> None:
+    with pytest.raises(RowFilterError, match="division by zero"):
+        bound(text)
 
 
 THREE = (Column("k", INT4, -1, True), Column("v", TEXT, -1, False), Column("big", TEXT, -1, False))
