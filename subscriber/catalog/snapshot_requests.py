@@ -8,7 +8,7 @@ state        meaning                                                        next
 ===========  =============================================================  ===========================
 REQUESTED    the verb has written the request                               HELD, OPENED, DONE, FAILED
 HELD         apply waits for the verb, which must open its own snapshot     OPENED, EXPIRED
-OPENED       the snapshot of the target is open, and apply has continued    DONE
+OPENED       the snapshot of the target is open, and apply has continued    DONE, FAILED
 DONE         the verb needs nothing more; or a repair is done               none
 EXPIRED      apply has waited too long, and has continued                   FAILED
 FAILED       the answer says why nothing was done                           none

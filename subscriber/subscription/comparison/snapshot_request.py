@@ -18,7 +18,7 @@ from subscriber.catalog.snapshot_requests import (
     SnapshotRequest,
     answered_error,
 )
-from subscriber.errors import TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
 from subscriber.walreceiver.copying.snapshot import SnapshotReader
 
@@ -91,9 +91,18 @@ class Asker:
             PublisherError: the process could not do it because of the publisher.
         """
         number = str(uuid.uuid4())
+        request: SnapshotRequest | None = None
         await self.requests.put(number, payload)
         try:
-            yield await self._answer(number)
+            request = await self._answer(number)
+            yield request
+        except SubscriberError:
+            # it may follow from an error of the process
+            with contextlib.suppress(TargetUnavailable):
+                request = await self.requests.read()
+            if request is not None and request.number == number and request.state is RequestState.FAILED:
+                raise answered_error(request.answer) from None
+            raise
         finally:
             with contextlib.suppress(TargetUnavailable):
                 await self.requests.remove(number)
@@ -141,6 +150,8 @@ class Asker:
         while (request := await self.requests.read()) is not None and request.number == number:
             if "held_seconds" in request.answer:
                 return float(request.answer["held_seconds"])
+            if request.state is RequestState.FAILED:
+                raise answered_error(request.answer)
             if now() > until:
                 raise TargetUnavailable("the process that runs the subscription ended while apply was held", hint="try again")
             await asyncio.sleep(_POLL)

@@ -86,13 +86,14 @@ class SnapshotService:
 
     async def _serve(self, opened: OpenedSink, requests: Requests, request: SnapshotRequest) -> None:
         _log.info("another process asks for %s at one LSN", request.payload.get("kind"))
-        try:
-            async with contextlib.AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
                 await self._answer(stack, opened, requests, request)
-        except SubscriberError as error:
-            answer = error_answer(error)
-            for state in (RequestState.REQUESTED, RequestState.HELD):
-                await requests.change(request.number, only_from=state, to=RequestState.FAILED, answer=answer)
+            except SubscriberError as error:
+                # before the snapshots are closed, which gives the requester another error
+                answer = error_answer(error)
+                for state in (RequestState.REQUESTED, RequestState.HELD, RequestState.EXPIRED, RequestState.OPENED):
+                    await requests.change(request.number, only_from=state, to=RequestState.FAILED, answer=answer)
 
     async def _answer(self, stack: contextlib.AsyncExitStack, opened: OpenedSink, requests: Requests, request: SnapshotRequest) -> None:
         number = request.number

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from subscriber import ApplyError, ConfigurationError, RelationError, TableName, TargetError, repair, verify
+from subscriber import ApplyError, ConfigurationError, RelationError, TableName, TargetError, TargetUnavailable, repair, verify
 from subscriber.catalog.snapshot_requests import StoredRequests
 from subscriber.subscription.run import snapshot_service
 from subscriber.subscription.targets import stored_catalog
@@ -425,6 +425,23 @@ async def test_repair_does_not_delete_the_rows_of_a_rewritten_table(
                 await repair(report, target=target_db.dsn)
         assert target_db.fetch("SELECT id, v FROM t ORDER BY id") == [(1, 0), (2, 0)]
         await repair(report, target=target_db.dsn)
+        assert (await verified(found)).equal
+
+
+async def test_error_of_the_process_after_the_snapshots_are_open(
+    replicated: Replicated, publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that it was reported nowhere, and the verb named a snapshot that did not exist any more."""
+
+    async def lost(*_: object) -> bool:
+        raise TargetUnavailable("the target did not answer within 3 s")
+
+    async with replicated(NUMBERS, "INSERT INTO t VALUES (1, 1)") as found:
+        with monkeypatch.context() as patch:
+            # asked for the first time once the snapshots are open
+            patch.setattr(StoredRequests, "has_verb", lost)
+            with pytest.raises(TargetUnavailable, match="the target did not answer within 3 s"):
+                await verified(found)
         assert (await verified(found)).equal
 
 
