@@ -183,7 +183,7 @@ async def _read_deletion_vectors(path: Path, spark: SparkSession, monkeypatch: p
     await sink.close()
     all_rounds(work)
     opened = snapshot(spark, str(path))
-    table = PinnedTable(storage(path), opened._found.tables[TABLE].path, opened._found.tables[TABLE].version)
+    table = PinnedTable(storage(path), opened._found.tables[TABLE])
     assert sum(file.vector is not None for file in table.files()) > 1
     frame = opened.table("public.t")
     found = {entry["id"]: entry["note"] for entry in frame.collect()}

@@ -38,7 +38,7 @@ async def test_lake_in_a_directory_of_any_name(tmp_path: Path, spark: SparkSessi
         await land(sink, 300, *(Delete(5, row(str(number), None), None) for number in range(0, 50, 5)))
         await sink.close()
         published = all_rounds(work).tables[TABLE]
-        files = PinnedTable(storage(lake), published.path, published.version).files()
+        files = PinnedTable(storage(lake), published).files()
         assert {file.vector is None for file in files} == {True, False}, name
         for read, gone in ((before, 0), (snapshot(spark, target), 50)):
             found = sorted(map(tuple, read.table("public.t").select("id", "note").collect()))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Final
 
-from subscriber.catalog import Catalog, Definition, Observation
-from subscriber.catalog.snapshot_requests import Requests
-from subscriber.catalog.verifications import Verifications
+from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError
-from subscriber.interfaces import Sink, TableName
-from subscriber.protocol.lsn import Lsn
+from subscriber.interfaces import Sink
 from subscriber.sinks.required_packages import requiring
 
 if TYPE_CHECKING:
-    from subscriber.sinks.spark.reading.compared_lake import ComparedLake, LakeTables
+    from subscriber.sinks.spark.reading.compared_lake import ComparedLake
 
 __all__ = ["LAKE_NEEDS", "LakeKind"]
 
@@ -47,27 +44,7 @@ class LakeKind:
         return await observe(target)
 
     @contextlib.asynccontextmanager
-    async def compared(self, target: str, name: str, jobs: int) -> AsyncIterator[_PublishedLake]:
+    async def compared(self, target: str, name: str, jobs: int) -> AsyncIterator[ComparedLake]:
         with requiring(*LAKE_NEEDS):
             from subscriber.sinks.spark.reading.compared_lake import ComparedLake  # noqa: PLC0415 -- as above
-        lake = ComparedLake.open(target)
-        yield _PublishedLake(lake, await lake.find(name))
-
-
-class _PublishedLake:
-    """See :class:`subscriber.catalog.target_kind.ComparedTarget`. The applier publishes a snapshot of the batches up to the LSN."""
-
-    has_snapshots = True
-
-    def __init__(self, lake: ComparedLake, definition: Definition) -> None:
-        self.definition = definition
-        self.requests: Requests = lake.requests
-        self.verifications: Verifications = lake.verifications
-        self._lake = lake
-        self._landed: Lsn
-
-    async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:
-        self._landed = Lsn.parse(answer["target_snapshot"])
-
-    async def snapshot(self, lsn: Lsn, tables: Collection[TableName], waiting: Callable[[str], None]) -> LakeTables:
-        return await self._lake.published(self._landed, lsn, tables, waiting)
+        yield await ComparedLake.open(target, name)

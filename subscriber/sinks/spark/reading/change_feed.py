@@ -8,7 +8,7 @@ its log has the new copy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -192,21 +192,18 @@ class Changes:
             yield manifest, [row for file, new in zip(files, names, strict=True) for row in self._rows(file.path, start, end, schema, new)]
 
     def _rows(self, path: str, start: int, end: int, schema: pa.Schema, names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        for batch in self._batches(path, {*schema.names, "_lsn"}, names):
-            with arrow_errors(self._storage.what(path)):
-                table: Any = pa.Table.from_batches([batch])
-                table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
-                if not table.num_rows:
-                    continue
-                self._require_held(table.schema, schema)
-                rows = conformed(table, schema).combine_chunks().to_batches()
-            yield from rows
-
-    def _batches(self, path: str, asked: Collection[str], names: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+        asked = {*schema.names, "_lsn"}
         with arrow_errors(self._storage.what(path)), self._storage.parquet(path) as file:
             there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
             for batch in file.iter_batches(columns=there):
-                yield renamed_rows(batch, names) if names else batch
+                with arrow_errors(self._storage.what(path)):  # not an error of the file
+                    table: Any = pa.Table.from_batches([renamed_rows(batch, names) if names else batch])
+                    table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
+                    if not table.num_rows:
+                        continue
+                    self._require_held(table.schema, schema)
+                    rows = conformed(table, schema).combine_chunks().to_batches()
+                yield from rows
 
     def _require_held(self, there: pa.Schema, wanted: pa.Schema) -> None:
         """Check that a query's columns can hold the values. A cast to a narrower type would change values, or show one in its error."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
 from subscriber.catalog import Definition
+from subscriber.catalog.snapshot_requests import Requests
 from subscriber.catalog.subscriptions import no_such_subscription
+from subscriber.catalog.verifications import Verifications
 from subscriber.errors import ConfigurationError, RelationError, TargetError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
@@ -41,24 +43,24 @@ _FAILING_SECONDS: Final = 30.0
 
 
 class ComparedLake:
-    """A lake in a directory. :meth:`open` finds it.
+    """A :class:`subscriber.catalog.target_kind.ComparedTarget`: a lake in a directory. The applier publishes a snapshot for it."""
 
-    Attributes:
-        requests: to the process that lands.
-        verifications: the stored ones.
-    """
+    has_snapshots = True
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, definition: Definition) -> None:
+        self.definition = definition
+        self.requests: Requests = lake_requests(storage)
+        self.verifications: Verifications = LakeVerifications(storage)
         self._storage = storage
-        self.requests = lake_requests(storage)
-        self.verifications = LakeVerifications(storage)
+        self._landed: Lsn
 
     @classmethod
-    def open(cls, target: str) -> Self:
-        """Open the lake. Nothing is created.
+    async def open(cls, target: str, name: str) -> Self:
+        """Open the lake of a subscription. Nothing is created.
 
         Raises:
             ConfigurationError: it is not in a directory.
+            TargetError: it is of another subscription, or there is no lake.
         """
         location = Location.parse(target)
         storage = Storage.open(location)
@@ -66,32 +68,21 @@ class ComparedLake:
             raise ConfigurationError(
                 f"verify needs a lake in a directory, and {location} is none", hint="compare a snapshot with a query of your own"
             )
-        return cls(storage)
-
-    async def find(self, name: str) -> Definition:
-        """The lake's subscription.
-
-        Raises:
-            TargetError: it has another name, or there is no lake.
-        """
-        lake = await run_in_thread(lambda: Lake.find(self._storage))
+        lake = await run_in_thread(lambda: Lake.find(storage))
         if lake is None or lake.dropped or lake.name != name:
             raise no_such_subscription(name)
-        return await run_in_thread(lambda: defined(self._storage, lake))
+        return cls(storage, await run_in_thread(lambda: defined(storage, lake)))
 
-    async def published(self, landed: Lsn, lsn: Lsn, tables: Collection[TableName], waiting: Callable[[str], None]) -> LakeTables:
-        """Wait until a snapshot with exactly the batches up to an LSN is published.
+    async def begin(self, answer: Mapping[str, Any], application_name: str) -> None:
+        self._landed = Lsn.parse(answer["target_snapshot"])
 
-        Args:
-            landed: the end of the last batch.
-            lsn: all transactions up to here are in these batches.
-            tables: that are synchronized there. A snapshot without some of them is taken only if there is no later one at this LSN.
-            waiting: is told about a long wait.
+    async def snapshot(self, lsn: Lsn, tables: Collection[TableName], waiting: Callable[[str], None]) -> LakeTables:
+        """Wait until a snapshot with exactly the landed batches is published. If it lacks some of the tables, wait for another one there.
 
         Raises:
             TargetError: the applier does not run, fails again and again, or has published a later snapshot only.
         """
-        now = asyncio.get_running_loop().time
+        now, landed = asyncio.get_running_loop().time, self._landed
         seen = noticed = now()
         snapshots, failures = Snapshots(self._storage), _Failures(self._storage)
         while True:
@@ -166,7 +157,7 @@ class LakeTables:
             raise RelationError(f"the lake has stopped it: {stop.error}")
         if where is None:
             raise RelationError(f"it is not in the snapshot at {self._snapshot.lsn}", hint="verify again when it is synchronized")
-        pinned = PinnedTable(self._storage, where.path, where.version, where.applied)
+        pinned = PinnedTable(self._storage, where)
         present = await run_in_thread(lambda: pinned.schema)
         (described,) = resolve_fields(present.names, [TableSchema.of_published(published)])
         fields = [column.field for column in described.columns]

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from subscriber.errors import ConfigurationError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.reading.change_feed import Changes, Piece
@@ -25,6 +26,8 @@ __all__ = ["PostgresChanges", "PostgresSnapshot"]
 
 _CHANGES_OPTIONS = ("path", "table", "startingLsn", "endingLsn")
 _SNAPSHOT_OPTIONS = ("path", "table", "asOfLsn", "asOfTimestamp")
+_Place = tuple[str, SnapshotTable]
+"""The lake, and the table in its snapshot."""
 
 
 class PostgresChanges(DataSource):
@@ -138,32 +141,27 @@ class PostgresSnapshot(DataSource):
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._found: tuple[str, int, Lsn | None] | None = None
-        """Directory, version and LSN of the table. They stay as they were first found."""
+        self._found: _Place | None = None
 
     @classmethod
     def name(cls) -> str:
         return "postgres_snapshot"
 
-    def _table(self) -> PinnedTable:
-        path, table = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
-        storage = Storage.open(Location.of(path))
+    def _table(self) -> _Place:
         if self._found is None:
+            path, table = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
+            storage = Storage.open(Location.of(path))
             found = find_snapshot(storage, self.options.get("asOfLsn"), self.options.get("asOfTimestamp"))
-            where = find_table(found, str(table))
-            self._found = where.path, where.version, where.applied
-        return PinnedTable(storage, *self._found)
+            self._found = path, find_table(found, str(table))
+        return self._found
 
     def schema(self) -> StructType:
         """The columns of the table in the snapshot."""
-        return from_arrow_schema(self._table().schema, prefer_timestamp_ntz=True)
+        return from_arrow_schema(_pinned(self._table()).schema, prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads the version that :meth:`schema` found."""
-        path, _ = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
-        self._table()
-        assert self._found is not None
-        return _SnapshotReader(path, *self._found, _arrow_schema(schema))
+        return _SnapshotReader(self._table(), _arrow_schema(schema))
 
 
 @dataclass
@@ -173,23 +171,24 @@ class _FilePartition(InputPartition):
 
 
 class _SnapshotReader(DataSourceReader):
-    def __init__(self, path: str, directory: str, version: int, applied: Lsn | None, schema: pa.Schema) -> None:
-        self._place = path, directory, version, applied
+    def __init__(self, place: _Place, schema: pa.Schema) -> None:
+        self._place = place
         self._schema = schema
 
-    def _table(self) -> PinnedTable:
-        path, directory, version, applied = self._place
-        return PinnedTable(Storage.open(Location.of(path)), directory, version, applied)
-
     def partitions(self) -> Sequence[InputPartition]:
-        return [_FilePartition(file.path, file.vector) for file in self._table().files()]
+        return [_FilePartition(file.path, file.vector) for file in _pinned(self._place).files()]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         if partition is None:
             # pyspark does this for a list without partitions
             return iter(())
         assert isinstance(partition, _FilePartition)
-        return self._table().read(partition.path, partition.vector, self._schema)
+        return _pinned(self._place).read(partition.path, partition.vector, self._schema)
+
+
+def _pinned(place: _Place) -> PinnedTable:
+    path, table = place
+    return PinnedTable(Storage.open(Location.of(path)), table)
 
 
 def _table_options(source: str, options: Mapping[str, str], names: Sequence[str]) -> tuple[str, TableName]:

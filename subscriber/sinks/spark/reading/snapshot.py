@@ -134,8 +134,7 @@ class LakeSnapshot:
             TargetError: the snapshot does not have the table, or its version is no longer stored.
         """
         where = find_table(self._found, name)
-        storage = Storage.open(Location.of(self._target))
-        pinned = PinnedTable(storage, where.path, where.version, where.applied)
+        pinned = PinnedTable(Storage.open(Location.of(self._target)), where)
         opened = pinned.open()
         if has_delta(self._spark):
             return self._spark.read.format("delta").option("versionAsOf", where.version).load(hadoop_uri(pinned.uri))

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
-from subscriber.protocol.lsn import Lsn
+from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.merge.parquet import conformed
@@ -25,28 +25,28 @@ __all__ = ["PinnedTable", "with_held_values"]
 
 
 class PinnedTable:
-    """A version of a Delta table. ``applied``: its LSN, if it is known."""
+    """A table in a snapshot."""
 
-    def __init__(self, storage: Storage, directory: str, version: int, applied: Lsn | None = None) -> None:
+    def __init__(self, storage: Storage, table: SnapshotTable) -> None:
         self._storage = storage
-        self._delta = DeltaReader(storage, directory)
-        self._version = version
-        self._applied = applied
+        self._delta = DeltaReader(storage, table.path)
+        self._table = table
         self._opened: DeltaTable | None = None
         self.uri = self._delta.uri
 
     def open(self) -> DeltaTable:
-        """The table as of the version."""
+        """The table as of its version."""
         if self._opened is None:
             try:
-                self._opened = self._delta.at(self._version)
+                self._opened = self._delta.at(self._table.version)
             except TargetError as error:
                 raise TargetError(
-                    f"Delta table {self.uri} has no version {self._version} any more", hint="its log was removed; read a newer snapshot"
+                    f"Delta table {self.uri} has no version {self._table.version} any more",
+                    hint="its log was removed; read a newer snapshot",
                 ) from error
             # after the log: it is written before a log begins again
             begins = self._delta.begins()
-            if self._applied is not None and begins is not None and self._applied < begins:
+            if self._table.applied is not None and begins is not None and self._table.applied < begins:
                 self._opened = None
                 raise TargetError(
                     f"Delta table {self.uri} was removed or damaged, and began again at {begins}", hint="read a newer snapshot"
@@ -66,7 +66,7 @@ class PinnedTable:
     def files(self) -> list[TableFile]:
         """The files of the table."""
         self.open()
-        return [*self._delta.files_at(self._version).values()]
+        return [*self._delta.files_at(self._table.version).values()]
 
     def deleted(self, vector: DeletionVector) -> BitMap:
         """The positions of the rows that a vector deletes."""

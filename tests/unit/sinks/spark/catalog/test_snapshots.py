@@ -65,7 +65,7 @@ def test_memory_that_lacks_is_not_damage(tmp_path: Path, monkeypatch: pytest.Mon
         raise pa.ArrowMemoryError("malloc of size 64 failed")
 
     publish(tmp_path, 1)
-    pinned = PinnedTable(storage(tmp_path), SNAPSHOTS, DeltaTable(str(tmp_path / SNAPSHOTS)).version())
+    pinned = PinnedTable(storage(tmp_path), SnapshotTable(SNAPSHOTS, DeltaTable(str(tmp_path / SNAPSHOTS)).version()))
     [file] = pinned.files()
     monkeypatch.setattr(pq.ParquetFile, "read", lacks)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lacks)

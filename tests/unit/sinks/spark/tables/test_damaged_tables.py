@@ -130,9 +130,7 @@ async def test_earlier_snapshots_do_not_read_the_table_that_began_again(tmp_path
     earlier = Snapshots(storage(tmp_path)).as_of_landed(Lsn(300))
     assert earlier is not None
     assert earlier.tables[TABLE].version <= newest.tables[TABLE].version
-    old, new = (
-        PinnedTable(storage(tmp_path), table.path, table.version, table.applied) for table in (earlier.tables[TABLE], newest.tables[TABLE])
-    )
+    old, new = (PinnedTable(storage(tmp_path), table) for table in (earlier.tables[TABLE], newest.tables[TABLE]))
     with pytest.raises(TargetError, match="began again"):
         old.files()
     assert new.files()
