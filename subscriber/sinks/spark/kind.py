@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from subscriber.catalog import Catalog, Observation
 from subscriber.config import Settings, SubscriptionOptions
-from subscriber.errors import ConfigurationError
 from subscriber.interfaces import Sink
 from subscriber.sinks.required_packages import requiring
 
@@ -27,8 +26,6 @@ class LakeKind:
     repairs = False
 
     def sink(self, target: str, options: SubscriptionOptions, settings: Settings, *, defined: bool) -> Sink:
-        if settings.dropped_columns == "drop":
-            raise ConfigurationError("dropped_columns = drop is not available for a lake, which keeps dropped columns", hint="omit it")
         with requiring(*LAKE_NEEDS):
             from subscriber.sinks.spark.sink import SparkSink  # noqa: PLC0415 -- pyarrow comes with an extra
         return SparkSink(target, options=options, settings=settings, defined=defined)

@@ -6,14 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from subscriber.config import Settings
-from subscriber.errors import (
-    MissingColumns,
-    RelationError,
-    TargetError,
-)
+from subscriber.errors import MissingColumns, RelationError, TargetError
 from subscriber.interfaces import (
     ApplyStatistics,
     Batch,
@@ -36,6 +32,7 @@ from subscriber.sinks.spark.catalog.history import write_histories
 from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import StatusFile
+from subscriber.sinks.spark.catalog.subscriptions import locks
 from subscriber.sinks.spark.copy.spark_table_sink import SparkTableSink
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -59,30 +56,23 @@ class LakeSessions:
         applier: the applier of this process, if the URL asks for one.
     """
 
-    def __init__(self, location: Location, settings: Settings) -> None:
+    def __init__(self, location: Location) -> None:
         self.location = location
-        self.settings = settings
         self.catalog = asyncio.Lock()
         self.statistics = ApplyStatistics()
         self.applier = ApplierThread(location)
         self.lake: Lake
-        self._storage: Storage | None = None
-        self._lock: FileLock | None = None
 
-    def reach(self) -> Storage:
+    @cached_property
+    def storage(self) -> Storage:
         """The storage, which is reached when it is used first."""
-        if self._storage is None:
-            self._storage = Storage.open(self.location)
-        return self._storage
+        return Storage.open(self.location)
 
-    @property
+    @cached_property
     def lock(self) -> FileLock:
         """The writer's lock."""
-        if self._lock is None:
-            root = self.reach().root
-            path = root / "lock" if root is not None else None
-            self._lock = FileLock(path, f"the lake in {self.location} is in use by another process", "stop that subscriber first")
-        return self._lock
+        path, _ = locks(self.storage)
+        return FileLock(path, f"the lake in {self.location} is in use by another process", "stop that subscriber first")
 
 
 class OpenedSparkSink:

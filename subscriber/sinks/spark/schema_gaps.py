@@ -21,10 +21,10 @@ from dataclasses import replace
 from typing import Final
 
 from subscriber.errors import MissingColumns, RelationError
-from subscriber.interfaces import TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.interfaces import TableName, TwoPhaseState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Relation
-from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
+from subscriber.sinks.spark.catalog.lake import Lake, LakeState, copied_again, with_tables
 from subscriber.sinks.spark.files.location import OnSchemaGap
 from subscriber.sinks.spark.schema.type_changes import keeps_texts
 
@@ -93,7 +93,7 @@ class SchemaGaps:
         """The catalog, in which the table has its present columns, or waits to be copied again from the position on."""
         name = TableName(missing.namespace, missing.name)
         if again:
-            return with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
+            return copied_again(state, [name], position)
         table = replace(state.tables[name], columns=self._columns[name])
         if gap is not None:
             table = replace(table, gap=f'earlier rows of table "{name}" lack values: {gap}')

@@ -12,21 +12,14 @@ from types import MappingProxyType
 
 from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import STORED, Settings, SubscriptionOptions
-from subscriber.errors import (
-    SubscriptionChanged,
-)
-from subscriber.interfaces import (
-    ApplyStatistics,
-    Finding,
-    PublishedTable,
-    SubscriptionState,
-)
+from subscriber.errors import ConfigurationError, SubscriptionChanged
+from subscriber.interfaces import ApplyStatistics, Finding, PublishedTable, SubscriptionState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables, require_options
-from subscriber.sinks.spark.catalog.definition import DEFINITION, LakeDefinition, read_definition, read_generation
+from subscriber.sinks.spark.catalog.definition import DEFINITION
 from subscriber.sinks.spark.catalog.lake import LANDING, Lake, lake_of_another
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters
-from subscriber.sinks.spark.catalog.subscriptions import OID, locks
+from subscriber.sinks.spark.catalog.subscriptions import locks, stored_state
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -55,9 +48,11 @@ class SparkSink:
 
     def __init__(self, target: str, *, options: SubscriptionOptions, settings: Settings, defined: bool = False) -> None:
         require_options({name: getattr(options, name) for name in STORED})
+        if settings.dropped_columns == "drop":
+            raise ConfigurationError("dropped_columns = drop is not available for a lake, which keeps dropped columns", hint="omit it")
         self._location = Location.parse(target)
         self._defined = defined
-        self._sessions = LakeSessions(self._location, settings)
+        self._sessions = LakeSessions(self._location)
 
     @property
     def statistics(self) -> ApplyStatistics:
@@ -71,7 +66,7 @@ class SparkSink:
             TargetError: the lake belongs to another subscription, or the directory contains something else.
         """
         require_name(name)
-        lake = await run_in_thread(lambda: Lake.find(self._sessions.reach()))
+        lake = await run_in_thread(lambda: Lake.find(self._sessions.storage))
         if self._defined and (lake is None or lake.dropped or lake.name != name):
             return False
         if lake is not None:
@@ -98,7 +93,7 @@ class SparkSink:
             DataLossError: a landed batch is missing.
         """
         sessions = self._sessions
-        storage, lock = sessions.reach(), sessions.lock
+        storage, lock = sessions.storage, sessions.lock
         found = await run_in_thread(lambda: Lake.find(storage))
         if found is not None or self._defined:
             self._require_ours(found, name)
@@ -150,26 +145,11 @@ class SparkSink:
             if self._location.confirm == "applied":
                 known = min(landed, await stream.applied())
             position = replace(position, lsn=known)
-        state = lake.state
-        definition, generation = await run_in_thread(lambda: (read_definition(lake.storage), read_generation(lake.storage)))
-        definition = definition or LakeDefinition()
-        return SubscriptionState(
-            oid=OID,
-            name=lake.name,
-            target_identifier=lake.target_identifier,
-            slot_name=state.slot_name,
-            publications=state.publications,
-            two_phase=state.two_phase,
-            position=position,
-            managed=definition.conninfo is not None,
-            generation=generation,
-            pending_refresh=definition.pending_refresh,
-            skip_lsn=definition.skip_lsn,
-            # with confirm=applied the position is behind what is landed. What is landed is never landed again
-            taken=landed,
-        )
+        state = await run_in_thread(lambda: stored_state(lake.storage, lake, position))
+        # with confirm=applied the position is behind what is landed. What is landed is never landed again
+        return replace(state, taken=landed)
 
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Find problems of the lake."""
-        found = await run_in_thread(lambda: check_place(self._sessions.reach()))
+        found = await run_in_thread(lambda: check_place(self._sessions.storage))
         return [*found, *check_tables(tables), *check_histories(tables, self._location.history)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
@@ -28,6 +28,7 @@ __all__ = [
     "LakeState",
     "LakeTable",
     "abandoned_copies",
+    "copied_again",
     "copy_directory",
     "with_table",
     "with_tables",
@@ -42,7 +43,6 @@ LANDING: Final = "landing"
 COPY_DOCUMENT: Final = "copy.json"
 """In the directory of a copy, see ``copy/copied_rows.py``."""
 
-_FIRST_ID: Final = 1
 _UNFINISHED: Final = frozenset({TableState.INIT, TableState.DATASYNC})
 
 
@@ -85,7 +85,7 @@ class LakeState:
     slot_name: str | None = None
     publications: tuple[str, ...] = ()
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED
-    next_id: int = _FIRST_ID
+    next_id: int = 1
     tables: Mapping[TableName, LakeTable] = field(default_factory=dict)
     removed: Mapping[TableName, LakeTable] = field(default_factory=dict)
 
@@ -125,7 +125,8 @@ class Lake:
         name, identifier, dropped = identity
         lake = cls(storage, name, identifier)
         lake.dropped = dropped
-        lake.position, lake.received = parse_document(storage, POSITION, _position_document) or (None, frozenset())
+        position = parse_document(storage, POSITION, lambda data: (_position(data), frozenset(data["received"])))
+        lake.position, lake.received = position or (None, frozenset())
         lake._read_state()
         return lake
 
@@ -265,18 +266,12 @@ def copy_directory(table: LakeTable) -> str:
     return f"copy/{table.id}-{table.generation}"
 
 
-def newest_generations(known: Sequence[LakeTable]) -> dict[str, int]:
-    """The newest known generation of each table, by the table's number."""
-    newest: dict[str, int] = {}
-    for table in known:
-        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
-    return newest
-
-
 def abandoned_copies(storage: Storage, known: Sequence[LakeTable]) -> list[str]:
     """The directories of copies that were started again. An unknown copy may be of a table that was just added."""
     kept = {copy_directory(table) for table in known}
-    newest = newest_generations(known)
+    newest: dict[str, int] = {}
+    for table in known:
+        newest[str(table.id)] = max(table.generation, newest.get(str(table.id), 0))
     return [
         f"copy/{name}"
         for name in storage.entries("copy")
@@ -332,6 +327,13 @@ def with_table(state: LakeState, table: TableName, entry: TableEntry, position: 
     return replace(state, tables={**state.tables, table: added}, removed=removed)
 
 
+def copied_again(state: LakeState, names: Iterable[TableName], position: Lsn) -> LakeState:
+    """Let tables be copied again, and begin at the position."""
+    for name in names:
+        state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
+    return state
+
+
 def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
     known = {LANDING, "copy", "prepared", "tables", "log", "history", "lock"}
     # a verb that was killed while it created a lake leaves the definition
@@ -383,17 +385,13 @@ def _table(item: Mapping[str, Any]) -> LakeTable:
         position=None if item["position"] is None else _position(item["position"]),
         until=None if item["until"] is None else Lsn.parse(item["until"]),
         begun=item["begun"],
-        columns=tuple((name, oid, modifier[0]) for name, oid, *modifier in item.get("columns", ()) if modifier),
-        gap=item.get("gap"),
+        columns=tuple((name, oid, modifier) for name, oid, modifier in item["columns"]),
+        gap=item["gap"],
     )
 
 
 def _position_json(position: Position) -> dict[str, Any]:
     return {"slot_name": position.slot_name, "system": position.system_identifier, "timeline": position.timeline, "lsn": str(position.lsn)}
-
-
-def _position_document(data: Mapping[str, Any]) -> tuple[Position, frozenset[str]]:
-    return _position(data), frozenset(data.get("received", ()))
 
 
 def _position(data: Mapping[str, Any]) -> Position:

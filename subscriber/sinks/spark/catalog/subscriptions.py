@@ -24,7 +24,7 @@ from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import STORED
 from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
-from subscriber.interfaces import SubscriptionState, TableEntry, TableName, TableState, TwoPhaseState
+from subscriber.interfaces import Position, SubscriptionState, TableEntry, TableName, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.sinks.spark.catalog.checks import require_options
 from subscriber.sinks.spark.catalog.definition import (
@@ -44,9 +44,8 @@ from subscriber.sinks.spark.catalog.lake import (
     POSITION,
     Lake,
     LakeState,
+    copied_again,
     lake_of_another,
-    with_table,
-    without_table,
 )
 from subscriber.sinks.spark.catalog.snapshots import read_snapshot
 from subscriber.sinks.spark.catalog.status_files import ERROR, RESET, STATUS, read_counters, write_error, write_reset
@@ -56,11 +55,11 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.threads import run_in_thread
 
-__all__ = ["OID", "LakeCatalog", "defined", "locks"]
+__all__ = ["LakeCatalog", "defined", "locks", "stored_state"]
 
 _log = logging.getLogger(__name__)
 
-OID: Final = 1
+_OID: Final = 1
 """A lake has only one subscription."""
 _VERB: Final = ".verb.lock"
 _LAUNCHER: Final = ".launcher.lock"
@@ -83,7 +82,7 @@ def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definitio
     found = read_definition(storage) or LakeDefinition()
     state = lake.state
     return Definition(
-        oid=OID,
+        oid=_OID,
         name=lake.name,
         enabled=found.enabled,
         conninfo=found.conninfo,
@@ -97,6 +96,24 @@ def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definitio
         generation=read_generation(storage),
         pending_refresh=found.pending_refresh,
         claimed=claimed,
+    )
+
+
+def stored_state(storage: Storage, lake: Lake, position: Position | None) -> SubscriptionState:
+    """The state of a lake's subscription, at a position."""
+    found = defined(storage, lake)
+    return SubscriptionState(
+        oid=_OID,
+        name=lake.name,
+        target_identifier=lake.target_identifier,
+        slot_name=found.slot_name,
+        publications=found.publications,
+        two_phase=found.two_phase,
+        position=position,
+        managed=found.conninfo is not None,
+        generation=found.generation,
+        pending_refresh=found.pending_refresh,
+        skip_lsn=found.skip_lsn,
     )
 
 
@@ -302,13 +319,7 @@ class LakeCatalog:
             raise TargetError("the subscription has no position yet", hint="run it first")
         # a copy that has begun is not begun again
         finished = [name for name in tables if lake.table(name).is_synchronized]
-
-        def change(state: LakeState) -> LakeState:
-            for name in finished:
-                state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
-            return state
-
-        lake.change(change)
+        lake.change(lambda state: copied_again(state, finished, position))
 
     async def restart(
         self, oid: int, *, accept_target: bool = False, dry_run: bool = False
@@ -317,18 +328,9 @@ class LakeCatalog:
         if accept_target:
             raise ConfigurationError("this kind of target can be moved without a command", hint="omit --accept-target")
         lake = await self._present()
-        found, position = await run_in_thread(lambda: (defined(self._storage, lake), lake.position))
-        state = SubscriptionState(
-            oid=OID,
-            name=lake.name,
-            target_identifier=lake.target_identifier,
-            slot_name=found.slot_name,
-            publications=found.publications,
-            two_phase=found.two_phase,
-            position=position and replace(position, lsn=found.position or position.lsn),
-            managed=found.conninfo is not None,
-            generation=found.generation,
-        )
+        landed = await run_in_thread(lake.landed)
+        position = lake.position and replace(lake.position, lsn=landed or lake.position.lsn)
+        state = await run_in_thread(lambda: stored_state(self._storage, lake, position))
         tables = {name: table.entry for name, table in lake.state.tables.items()}
         if not dry_run:
             async with self._writing(lake.name):
@@ -338,13 +340,7 @@ class LakeCatalog:
     def _restart(self, lake: Lake, *, managed: bool) -> None:
         # without a position, an earlier attempt was interrupted after this
         if (position := lake.landed()) is not None:
-
-            def change(state: LakeState) -> LakeState:
-                for name in state.tables:
-                    state = with_table(without_table(state, name, position), name, TableEntry(TableState.INIT), position)
-                return state if managed else replace(state, slot_name=None)
-
-            lake.change(change)
+            lake.change(lambda state: replace(copied_again(state, state.tables, position), slot_name=state.slot_name if managed else None))
         # what is still prepared on the publisher is sent again
         self._storage.remove_directory("prepared")
         self._storage.delete([POSITION])

@@ -89,11 +89,7 @@ class PreparedTransactions:
     def prepare(self, batch: OpenBatch, transaction: Transaction, gid: str) -> None:
         """Make the prepared transaction durable."""
         directory = self.directory(transaction.xid, gid)
-        try:
-            files = batch.finish("prepared")
-        except BaseException:
-            batch.discard()
-            raise
+        files = batch.finish("prepared")
         self._storage.sync([directory])
         crash_points.reached("landing.prepared_files_written")
         document = {"xid": transaction.xid, "gid": gid, "end": str(transaction.end_lsn), "files": [file.to_json() for file in files]}

@@ -38,10 +38,11 @@ from subscriber.sinks.spark.landing.manifest import (
 from subscriber.sinks.spark.landing.row_buffer import RowBuffer, Stamp
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
-__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_end", "batch_table", "unique_path", "write_file"]
+__all__ = ["SPILL_BYTES", "LandingZone", "OpenBatch", "ParquetFile", "batch_of", "unique_path", "write_file"]
 
 _BATCH: Final = re.compile(r"\d+[-.].*parquet$")
 """Names of a batch's files. A table's copy is in the same directory, and does not match."""
+_LANDED: Final = re.compile(r"(\d{20})-(\d+)-\d+\.parquet")
 SPILL_BYTES: Final = 32 * 1024**2
 """Size of the rows in memory above which they are written to disk as row groups."""
 
@@ -168,19 +169,20 @@ class OpenBatch:
         """Write everything, and rename the files to names that begin with ``prefix``. They are durable once the directory is synced.
 
         Raises:
-            TargetError, ApplyError: as :meth:`spill`. Then discard the batch.
+            TargetError, ApplyError: as :meth:`spill`. Then the batch is discarded.
         """
         found: list[LandedFile] = []
-        for table_id, parts in self._parts.items():
-            for part in parts:
-                self._write(part)
-                if part.file is None:
-                    continue
-                path = f"{self._directory}/{prefix}-{table_id}-{len(found)}.parquet"
-                size = part.file.commit(path)
-                found.append(LandedFile(table_id=table_id, path=path, rows=part.file.rows, size=size, schema=part.buffer.schema))
-                part.file = None
-        self._parts.clear()
+        try:
+            for table_id, parts in self._parts.items():
+                for part in parts:
+                    self._write(part)
+                    if part.file is not None:
+                        path = f"{self._directory}/{prefix}-{table_id}-{len(found)}.parquet"
+                        size = part.file.commit(path)
+                        found.append(LandedFile(table_id=table_id, path=path, rows=part.file.rows, size=size, schema=part.buffer.schema))
+                        part.file = None
+        finally:
+            self.discard()  # after an error
         return found
 
     def discard(self) -> None:
@@ -231,13 +233,7 @@ class LandingZone:
     def begin(self) -> OpenBatch:
         return OpenBatch(self._storage, self.directory)
 
-    def land(
-        self,
-        batch: OpenBatch,
-        begin: Lsn,
-        end: Lsn,
-        transactions: BatchTransactions,
-    ) -> Manifest | None:
+    def land(self, batch: OpenBatch, begin: Lsn, end: Lsn, transactions: BatchTransactions) -> Manifest | None:
         """Make a batch durable. None if it ends no later than the last one, which already has its content.
 
         The batch cannot be used afterwards, even after an error.
@@ -248,12 +244,7 @@ class LandingZone:
         if end <= self.last:
             batch.discard()
             return None
-        try:
-            files = batch.finish(f"{int(end):020d}")
-        except BaseException:
-            batch.discard()
-            raise
-        return self.add(files, begin, end, transactions)
+        return self.add(batch.finish(f"{int(end):020d}"), begin, end, transactions)
 
     def add(self, files: Sequence[LandedFile], begin: Lsn, end: Lsn, transactions: BatchTransactions) -> Manifest:
         """Write the manifest for files in the directory."""
@@ -269,12 +260,7 @@ class LandingZone:
         return manifest
 
 
-def batch_end(name: str) -> int | None:
-    """The end of the batch that a file belongs to. None: it belongs to no batch, or, in an object store, to an unfinished one."""
-    digits = name.split("-", 1)[0]
-    return int(digits) if _BATCH.match(name) and digits.isdecimal() and len(digits) == 20 else None
-
-
-def batch_table(name: str) -> int:
-    """The number of the table that a file of a batch belongs to."""
-    return int(name.split("-")[1])
+def batch_of(name: str) -> tuple[int, int] | None:
+    """The end of the batch that a file belongs to, and the number of its table. None: of no batch, or in a store of an unfinished one."""
+    match = _LANDED.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match is not None else None

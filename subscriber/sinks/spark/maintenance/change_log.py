@@ -32,7 +32,7 @@ from subscriber.sinks.spark.landing.manifest import (
     manifest_name,
     read_manifests,
 )
-from subscriber.sinks.spark.landing.zone import batch_end, batch_table
+from subscriber.sinks.spark.landing.zone import batch_of
 from subscriber.sinks.spark.maintenance.append_planner import Append, AppendPlanner
 from subscriber.sinks.spark.maintenance.log_files import (
     LogPart,
@@ -179,9 +179,10 @@ class ChangeLog:
         self._storage.delete(manifest_name(LANDING, one.end) for one in manifests if one.end < min(first, kept))
         crash_points.reached("publishing.manifests_removed")
         for file in self._storage.files(LANDING):
-            end = batch_end(file.name)
-            if end is not None and end < first and (end < kept or batch_table(file.name) not in stopped):
-                self._storage.delete([f"{LANDING}/{file.name}"])
+            if (batch := batch_of(file.name)) is not None:
+                end, table_id = batch
+                if end < first and (end < kept or table_id not in stopped):
+                    self._storage.delete([f"{LANDING}/{file.name}"])
 
     def append(self, lake: Lake, tables: Mapping[TableName, LakeTable], landed: Lsn) -> dict[TableName, TableStopped]:
         """Append the changes of tables up to the end of a manifest. Return the errors of logs that cannot be continued.
