@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, Literal
 
@@ -237,7 +238,7 @@ class BackLink(Link):
     async def prepare(self) -> None:
         """Make the publication, and the subscription without its slot. What an interrupted attempt has left is removed first."""
         await self.remove()
-        async with await self._session() as session:
+        async with self._session() as session:
             listed = ", ".join(each.quoted for each in self._tables)
             await session.execute(
                 f"CREATE PUBLICATION {quote_identifier(self.name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
@@ -256,7 +257,7 @@ class BackLink(Link):
                 await catalog.update(found.oid, {"made": False})
             await drop_subscription(self.name, target=self.target)
             crash_points.reached("cutover.removed")
-        async with await self._session() as session:
+        async with self._session() as session:
             await session.execute(f"DROP PUBLICATION IF EXISTS {quote_identifier(self.name)}")
         crash_points.reached("cutover.removed")
         await self.clean()
@@ -265,10 +266,11 @@ class BackLink(Link):
         """Drop the catalog if it was only for this subscription."""
         await drop_unused_catalog(self.target, self._target_admin)
 
-    async def _session(self) -> Session:
-        session = await Session.connect(self._admin, application_name=session_name(self.name, "cutover"))
-        await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
-        return session
+    @contextlib.asynccontextmanager
+    async def _session(self) -> AsyncIterator[Session]:
+        async with await Session.connect(self._admin, application_name=session_name(self.name, "cutover")) as session:
+            await session.execute("SET default_transaction_read_only = off; SET client_min_messages = warning")
+            yield session
 
 
 async def drop_unused_catalog(target: str, admin: str, place: str | None = None, *, closed: bool = False) -> bool:

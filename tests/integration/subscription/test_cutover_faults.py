@@ -12,11 +12,12 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from subscriber import ConfigurationError, SubscriberError, SubscriptionInUse, crash_points, drop_subscription
+from subscriber import ConfigurationError, PublisherUnavailable, SubscriberError, SubscriptionInUse, crash_points, drop_subscription
 from subscriber.subscription.cutover import link, move
 from subscriber.subscription.cutover.cutover import abort_cutover, complete_cutover, cutover, open_target, roll_back
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.walreceiver.fences.foreign_sessions import ForeignSessions
+from subscriber.walreceiver.session import Row, Session
 from tests.integration.subscription.test_cutover import QUICKLY, again, left_over, moving, writes
 from tests.support.database import WAIT_SECONDS, Database
 from tests.support.managed import catch_up, launched
@@ -389,3 +390,24 @@ async def test_table_that_the_last_change_parks(publisher18_db: Database, target
         again(publisher18_db, target_db)
         assert (writes(publisher18_db), inserted) == (True, ["cutover.step"])
         assert left_over(publisher18_db, target_db, name) == []
+
+
+async def test_session_whose_first_statement_fails_is_closed(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that it stayed connected."""
+    execute = Session.execute
+
+    async def lost(session: Session, query: str, *values: str) -> list[Row]:
+        if query.startswith("SET default_transaction_read_only"):
+            raise PublisherUnavailable("cut by the test")
+        return await execute(session, query, *values)
+
+    back = link.BackLink(
+        "back", publisher=target_db.dsn, target=publisher18_db.dsn, admin=target_db.dsn, target_admin=publisher18_db.dsn, tables=[]
+    )
+    monkeypatch.setattr(Session, "execute", lost)
+    with pytest.raises(PublisherUnavailable, match="cut by the test") as caught:
+        await back.remove()
+    target_db.wait("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'back cutover'", 0)
+    assert caught.value.__traceback__ is not None, "its frames hold the session"
