@@ -16,20 +16,8 @@ from subscriber.sinks.spark.copy.copied_rows import read_copy
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import (
-    LandedFile,
-    Manifest,
-    check_files,
-    read_manifests,
-)
-from subscriber.sinks.spark.maintenance.log_files import (
-    Copied,
-    Identity,
-    LogPart,
-    RewrittenFiles,
-    read_identity,
-    runs_of_small_files,
-)
+from subscriber.sinks.spark.landing.manifest import LandedFile, Manifest, check_files, read_manifests
+from subscriber.sinks.spark.maintenance.log_files import Copied, LogPart, RewrittenFiles, read_identity, runs_of_small_files
 from subscriber.sinks.spark.schema.arrow_columns import nullable
 from subscriber.sinks.spark.schema.evolution import evolved_schema, retyped_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema, own_columns
@@ -48,12 +36,8 @@ _FEW_FILES: Final = 4
 """Fewer neighbouring files than this are not compacted, because that would save little."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """A file of changes, with its schema; and the copy that it is of, or None."""
-
-    file: LandedFile
-    copied: Copied | None = None
+_Source = tuple[LandedFile, Copied | None]
+"""A file of changes, and the copy that it is of, if it is of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,27 +110,27 @@ class AppendPlanner:
         copy = read_copy(self._storage, copy_directory(table)) if done is None and table.generation else None
         if copy is None and not after and (landed or table.until is None) and self._had_log(name, table):
             raise LostLog(log.uri)
-        copied = Copied(copy.lsn, copy.started) if copy is not None else None
+        copied = Copied(copy.lsn, int(copy.started * 1_000_000)) if copy is not None else None
         if copy is not None:
-            sources += [_Source(file) for file, manifest_end in landed if manifest_end <= copy.lsn]
-            sources += [_Source(file, copied) for file in copy.files]
+            sources += [(file, None) for file, manifest_end in landed if manifest_end <= copy.lsn]
+            sources += [(file, copied) for file in copy.files]
             own_manifests = read_manifests(self._storage, copy_directory(table))
             own_files = [file for manifest in own_manifests for file in manifest.files]
             check_files(self._storage, copy_directory(table), [*copy.files, *own_files])
-            sources += [_Source(file) for file in own_files]
+            sources += [(file, None) for file in own_files]
             # readers rely on the log's stated LSN. The copy may be ahead of what was landed for all tables
             end = max(end, copy.lsn, *(manifest.end for manifest in own_manifests))
         end = max(end, done or INVALID_LSN)
-        sources += [_Source(file) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
+        sources += [(file, None) for file, manifest_end in landed if copy is None or manifest_end > copy.lsn]
         if not sources and copy is None:
             return None
-        own = own_columns(log.schema) if there else None
-        described = [*([copy.schema] if copy is not None else []), *(source.file.schema for source in sources)]
+        present = log.schema if there else None
+        own = own_columns(present) if present is not None else None
+        described = [*([copy.schema] if copy is not None else []), *(file.schema for file, _ in sources)]
         found = dict(zip(described, resolve_fields(own.names if own is not None else (), described), strict=True))
-        sources = [replace(source, file=self._renamed(source.file, found[source.file.schema])) for source in sources]
+        sources = [(self._renamed(file, found[file.schema]), of) for file, of in sources]
         schema = evolved_schema(own, [found[one] for one in described])
         columns = nullable(schema.landing)
-        present = log.schema if there else None
         overwrite = None
         rewritten: list[RewrittenFiles] = []
         if present is None:
@@ -161,8 +145,9 @@ class AppendPlanner:
             log.add_columns(schema.landing)
             self.require_ours(log)
         parts = _log_parts(log.directory, sources, schema, int(after), self._target_rows)
-        if copied is not None:
-            parts = _clearing(parts, log.directory, schema, copied)
+        if copied is not None and not any(part.clears for part in parts):
+            # an empty copy begins with a t, too
+            parts.append(LogPart(directory=log.directory, schema=schema, files=(), copied=copied, clears=True, rows=1))
         return Append(
             name=name,
             copy=copy_directory(table),
@@ -224,31 +209,21 @@ class AppendPlanner:
 def _log_parts(directory: str, sources: Sequence[_Source], schema: TableSchema, after: int, target_rows: int) -> list[LogPart]:
     """The files for changes, in order. The changes of a file have one replica identity, and are of one copy or none."""
     parts: list[LogPart] = []
-    last: tuple[Copied | None, Identity] | None = None
-    for source in sources:
-        file = source.file
-        kind = (source.copied, Identity.of(file.schema))
-        if parts and kind == last and parts[-1].rows < target_rows:
-            before = parts[-1]
+    for file, copied in sources:
+        described = schema.with_identity(file.schema.identity, file.schema.keys)
+        before = parts[-1] if parts else None
+        if before is not None and (before.copied, before.schema) == (copied, described) and before.rows < target_rows:
             parts[-1] = replace(before, files=(*before.files, file.path), rows=before.rows + file.rows)
             continue
-        last = kind
         parts.append(
             LogPart(
                 directory=directory,
-                schema=schema.with_identity(kind[1].kind, kind[1].fields),
+                schema=described,
                 files=(file.path,),
-                copied=source.copied,
-                after=after if source.copied is None else 0,
+                copied=copied,
+                clears=copied is not None and (before is None or before.copied is None),
+                after=after if copied is None else 0,
                 rows=file.rows,
             )
         )
     return parts
-
-
-def _clearing(parts: Sequence[LogPart], directory: str, schema: TableSchema, copied: Copied) -> list[LogPart]:
-    """Let the copy begin with a ``t``, even if it has no rows."""
-    first = next((number for number, part in enumerate(parts) if part.copied is not None), None)
-    if first is not None:
-        return [replace(part, clears=number == first) for number, part in enumerate(parts)]
-    return [LogPart(directory=directory, schema=schema, files=(), copied=copied, clears=True, rows=1), *parts]

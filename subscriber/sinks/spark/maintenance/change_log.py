@@ -26,21 +26,10 @@ from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_d
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.landing.manifest import (
-    Manifest,
-    ManifestsRead,
-    manifest_name,
-    read_manifests,
-)
+from subscriber.sinks.spark.landing.manifest import Manifest, ManifestsRead, manifest_name, read_manifests
 from subscriber.sinks.spark.landing.zone import batch_of
 from subscriber.sinks.spark.maintenance.append_planner import Append, AppendPlanner
-from subscriber.sinks.spark.maintenance.log_files import (
-    LogPart,
-    RewrittenFiles,
-    Workers,
-    rewrite_files,
-    write_log_part,
-)
+from subscriber.sinks.spark.maintenance.log_files import LogPart, RewrittenFiles, Workers, rewrite_files, write_log_part
 from subscriber.sinks.spark.session.jobs import job_name
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.data_file import DataFile

@@ -76,15 +76,10 @@ def read_identity(storage: Storage, path: str) -> Identity | None:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The LSN of a copy's snapshot, and when the copy was begun, in seconds since 1970."""
+    """The LSN of a copy's snapshot, and when the copy was begun, in microseconds since 1970."""
 
     lsn: Lsn
-    started: float
-
-    @property
-    def time(self) -> int:
-        """When it was begun, in microseconds since 1970."""
-        return int(self.started * 1_000_000)
+    started: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +115,14 @@ def write_log_part(storage: Storage, part: LogPart) -> DataFile | None:
 
 def _copied(rows: pa.Table, copied: Copied) -> pa.Table:
     """Set the metadata of copied rows. Base files lack the metadata columns that landed files have."""
-    values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": copied.time, "_moved": False}
+    values = {"_op": "c", "_lsn": int(copied.lsn), "_seq": 0, "_xid": 0, "_ts": copied.started, "_moved": False}
     for name, value in values.items():
         rows = with_column(rows, name, pa.repeat(pa.scalar(value, rows.schema.field(name).type), rows.num_rows))
     return rows
 
 
 def _truncate(schema: pa.Schema, copied: Copied) -> pa.Table:
-    values: dict[str, Any] = {"_op": "t", "_lsn": int(copied.lsn), "_seq": -1, "_xid": 0, "_ts": copied.time, "_moved": False}
+    values: dict[str, Any] = {"_op": "t", "_lsn": int(copied.lsn), "_seq": -1, "_xid": 0, "_ts": copied.started, "_moved": False}
     return pa.table([pa.array([values.get(one.name)], one.type) for one in schema], schema=schema)
 
 

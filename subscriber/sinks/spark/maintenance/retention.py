@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from subscriber.errors import TargetError
-from subscriber.sinks.spark.catalog.lake import Lake, LakeTable, abandoned_copies
+from subscriber.sinks.spark.catalog.lake import Lake, abandoned_copies
 from subscriber.sinks.spark.catalog.snapshots import SNAPSHOTS
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import TEMPORARY, Storage
@@ -35,7 +35,6 @@ def remove_unneeded_files(
 
     The error of a directory that cannot be swept is added to ``errors``.
     """
-    known = [*lake.state.tables.values(), *lake.state.removed.values()]
     count = 0
     for table in tables:
         with isolated(storage, table.directory, errors):
@@ -44,7 +43,11 @@ def remove_unneeded_files(
             count += len(gone)
             if table.unwritable(columns=False) is None:
                 table.set_retention()
-    return count + _sweep_unfinished(storage, lake, retain_hours, errors) + _sweep_copies(storage, known, errors)
+    for directory in abandoned_copies(storage, [*lake.state.tables.values(), *lake.state.removed.values()]):
+        with isolated(storage, directory, errors):
+            storage.remove_directory(directory)
+            count += 1
+    return count + _sweep_unfinished(storage, lake, retain_hours, errors)
 
 
 @contextlib.contextmanager
@@ -72,11 +75,3 @@ def _sweep_unfinished(storage: Storage, lake: Lake, retain_hours: int, errors: d
             storage.delete(f"{directory}/{name}" if directory else name for name in names)
             count += len(names)
     return count
-
-
-def _sweep_copies(storage: Storage, known: Sequence[LakeTable], errors: dict[str, TargetError]) -> int:
-    old = abandoned_copies(storage, known)
-    for directory in old:
-        with isolated(storage, directory, errors):
-            storage.remove_directory(directory)
-    return len(old)

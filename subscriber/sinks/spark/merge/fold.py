@@ -12,17 +12,20 @@ There are two complications:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.merge.row_matching import MissingRows, without_missing_rows
-from subscriber.sinks.spark.merge.unsent_values import with_values_of
-from subscriber.sinks.spark.schema.table_schema import TableSchema
+from subscriber.sinks.spark.schema.arrow_columns import with_column
+from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["Folded", "MergedRows", "fold", "merge_keyed_rows", "merge_whole_rows", "since_truncate"]
+__all__ = ["Folded", "MergedRows", "fold", "merge_keyed_rows", "merge_whole_rows", "since_truncate", "with_values_of"]
 
 
 @dataclass(slots=True)
@@ -67,18 +70,19 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
     last = rows.group_by("id", use_threads=False).aggregate([("row", "max"), ("row", "min")])
     order = last.sort_by("row_max")
     last_rows, last_ids = order["row_max"].combine_chunks(), order["id"].combine_chunks()
+    gone = pc.equal(changes["_op"].take(last_rows), "d")
     current = changes.select(names)
     wanted: dict[int, tuple[int, list[str]]] = {}
     if changes["_un"].null_count != changes.num_rows:
         position_of_id = {id_: position for position, id_ in enumerate(last_ids.to_pylist())}
         current, from_table = _fill(changes, current, ids.to_pylist())
-        kept = {row: put for put, row in enumerate(_puts(changes, last_rows).to_pylist())}
+        kept = {row: put for put, row in enumerate(last_rows.filter(pc.invert(gone)).to_pylist())}
         for row, (id_, fields) in from_table.items():
             if row in kept and not cleared:
                 wanted[kept[row]] = position_of_id[id_], fields
     old = _of_old_rows(changes)
     expected = old.take(order["row_min"].combine_chunks())
-    touched, gone = current.take(last_rows), pc.equal(changes["_op"].take(last_rows), "d")
+    touched = current.take(last_rows)
     consistent = _consistent(changes, ids, old)
     return Folded(cleared, touched, touched.filter(pc.invert(gone)), gone, expected, consistent, wanted)
 
@@ -100,10 +104,6 @@ def _consistent(changes: pa.Table, ids: pa.Array, old: pa.Array) -> bool:
     gone = pc.equal(changes["_op"], "d").combine_chunks().take(order)
     after = pc.and_(pc.equal(ids[1:], ids[:-1]), pc.and_(gone[:-1], old[1:]))
     return not pc.any(after).as_py()
-
-
-def _puts(changes: pa.Table, last_rows: pa.Array) -> pa.Array:
-    return last_rows.filter(pc.not_equal(changes["_op"].take(last_rows), "d"))
 
 
 def _fill(changes: pa.Table, current: pa.Table, ids: list[int]) -> tuple[pa.Table, dict[int, tuple[int, list[str]]]]:
@@ -215,8 +215,7 @@ def merge_keyed_rows(base: pa.Table, changes: pa.Table, schema: TableSchema, *, 
     there = pc.is_in(touched_ids, value_set=base_ids)
     if passed_over is None and (not folded.consistent or pc.any(pc.and_not(folded.expected, there)).as_py()):
         left, passed_over = without_missing_rows(base, since_truncate(changes)[0], schema)
-        found = merge_keyed_rows(base, left, schema, passed_over=passed_over)
-        return MergedRows(folded.cleared, found.puts, found.gone, found.missing, found.untouched, found.known)
+        return replace(merge_keyed_rows(base, left, schema, passed_over=passed_over), cleared=folded.cleared)
     puts = folded.puts.select(names)
     if folded.wanted:
         puts = _completed(puts, folded, base, pc.index_in(touched_ids, value_set=base_ids).to_pylist())
@@ -235,3 +234,35 @@ def _completed(puts: pa.Table, folded: Folded, base: pa.Table, places: list[int 
         if (place := places[touched]) is not None
     }
     return with_values_of(puts, both, range(puts.num_rows), found)
+
+
+def with_values_of(rows: pa.Table, own: pa.Table, numbers: Sequence[int], values: Mapping[int, Mapping[str, int]]) -> pa.Table:
+    """Rows, some of whose columns have the values of other rows.
+
+    ``rows`` are those of ``own`` with these numbers. ``values`` has, by the place of a row in ``rows``, for a column the number of the row
+    that has its value.
+    """
+    if not values:
+        return rows
+    texts = own[SPECIAL].to_pylist()
+    special = [texts[number] for number in numbers]
+    taken: dict[str, list[int]] = {}
+    for place, sources in values.items():
+        for name, source in sources.items():
+            taken.setdefault(name, list(numbers))[place] = source
+            special[place] = _with_special(special[place], texts[source], name)
+    for name, indices in taken.items():
+        rows = with_column(rows, name, own[name].take(pa.array(indices, pa.int64())))
+    return with_column(rows, SPECIAL, pa.array(special, pa.string()))
+
+
+def _with_special(own: str | None, other: str | None, name: str) -> str | None:
+    """The ``_special`` of a row after one of its fields was taken from another row."""
+    if own is None and other is None:
+        return None
+    values: dict[str, Any] = {} if own is None else json.loads(own)
+    others: dict[str, Any] = {} if other is None else json.loads(other)
+    values.pop(name, None)
+    if name in others:
+        values[name] = others[name]
+    return json.dumps(values, sort_keys=True) if values else None

@@ -107,8 +107,13 @@ def _marked(storage: Storage, unit: Unit) -> UnitResult:
 
 
 def _feed(storage: Storage, unit: Unit, before: pa.Table, after: pa.Table) -> list[DataFile]:
-    # even without rows: otherwise readers would take those of the other files
-    return [_write_feed(storage, unit.directory, changed_rows(before, after, unit.schema))]
+    """Write the rows of the feed. Even without rows: otherwise readers would take those of the other files."""
+    directory = f"{unit.directory}/{_CHANGE_DATA}"
+    storage.make_directory(directory)
+    rows = changed_rows(before, after, unit.schema)
+    file = write_data_file(storage, unit.directory, f"{_CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
+    storage.sync([directory])
+    return [file]
 
 
 def _rewritten(storage: Storage, unit: Unit) -> pa.Table:
@@ -165,14 +170,13 @@ def _folded(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile, M
     if not rows.num_rows:
         return FoldedFile(), merged.missing
     path = unique_path(directory)
-    size = write_file(storage, path, rows.schema, rows.to_batches())
-    file = FoldedFile(path=path, size=size, rows=rows.num_rows, memory=rows.nbytes, keys=_limits(rows, schema), known=merged.known)
+    size, keys = write_file(storage, path, rows.schema, rows.to_batches()), _limits(rows[schema.keys[0]])
+    file = FoldedFile(path=path, size=size, rows=rows.num_rows, memory=rows.nbytes, keys=keys, known=merged.known)
     return file, merged.missing
 
 
-def _limits(rows: pa.Table, schema: TableSchema) -> tuple[Any, Any] | None:
+def _limits(column: pa.ChunkedArray) -> tuple[Any, Any] | None:
     """The minimum and maximum of the first key column. None if unknown."""
-    column = rows[schema.keys[0]]
     if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_date(column.type)):
         return None
     found = pc.min_max(column).as_py()
@@ -218,14 +222,6 @@ def _unpaired(ids: pa.Array, first: int) -> pa.Array:
 
 def _typed(rows: pa.Table, type_: str) -> pa.Table:
     return rows.append_column(_TYPE, pa.array([type_] * rows.num_rows, pa.string()))
-
-
-def _write_feed(storage: Storage, directory: str, rows: pa.Table) -> DataFile:
-    """Write rows of the feed."""
-    storage.make_directory(f"{directory}/{_CHANGE_DATA}")
-    file = write_data_file(storage, directory, f"{_CHANGE_DATA}/cdc-{uuid4().hex}.parquet", rows)
-    storage.sync([f"{directory}/{_CHANGE_DATA}"])
-    return file
 
 
 def changes_between(changes: pa.Table, after: int, until: int) -> pa.Table:

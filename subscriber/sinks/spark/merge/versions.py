@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from subscriber.sinks.spark.catalog.history import HISTORY_COLUMNS
+from subscriber.sinks.spark.merge.fold import with_values_of
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.merge.row_matching import update_pairs
-from subscriber.sinks.spark.merge.unsent_values import with_values_of
 from subscriber.sinks.spark.schema.table_schema import TableSchema
 
 __all__ = ["changed_versions", "history_schema"]
@@ -58,19 +58,6 @@ class _Version:
             self.end = change
 
 
-@dataclass(slots=True)
-class _Versions:
-    """The versions that changes affect: those in the history table, and new ones.
-
-    Attributes:
-        current: by the key's number. A key has one, but equal rows of a table with REPLICA IDENTITY FULL have one each.
-        made: all versions, in the order in which they begin.
-    """
-
-    current: dict[int, list[_Version]] = field(default_factory=dict)
-    made: list[_Version] = field(default_factory=list)
-
-
 def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> pa.Table:
     """Apply changes to rows of a history table, and return its rows. ``changes`` are in the landing's columns, in order.
 
@@ -83,14 +70,14 @@ def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> 
     rows = pc.indices_nonzero(affected).to_pylist() if len(affected) else []  # see fold.since_truncate
     keys = [*ids[: base.num_rows].filter(affected).to_pylist(), *ids[base.num_rows :].to_pylist()]
     lsns = base["_lsn"].filter(affected).to_pylist()
-    versions = _Versions()
-    for key, row, lsn in zip(keys, rows, lsns, strict=False):
-        version = _Version(row, lsn)
-        versions.made.append(version)
-        versions.current.setdefault(key, []).append(version)
-    _replay(versions, changes, keys[len(rows) :], base.num_rows, schema)
+    versions = [_Version(row, lsn) for row, lsn in zip(rows, lsns, strict=True)]
+    # a key has one, but equal rows of a table with REPLICA IDENTITY FULL have one each
+    current: dict[int, list[_Version]] = {}
+    for key, version in zip(keys, versions, strict=False):
+        current.setdefault(key, []).append(version)
+    versions += _replay(current, changes, keys[len(rows) :], base.num_rows, schema)
     left = base.filter(pc.invert(affected))
-    kept = [version for version in versions.made if not version.hidden]
+    kept = [version for version in versions if not version.hidden]
     if not kept:
         return left
     return pa.concat_tables([left, _rows(kept, base, changes, own).cast(left.schema)])
@@ -113,20 +100,24 @@ def _affected(base: pa.Table, changes: pa.Table, ids: pa.Array) -> pa.Array:
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 
-def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int, schema: TableSchema) -> None:
-    """Apply the changes one by one. ``first``: number of the first change among the rows."""
+def _replay(current: dict[int, list[_Version]], changes: pa.Table, keys: Sequence[int], first: int, schema: TableSchema) -> list[_Version]:
+    """Apply the changes one by one to the current versions of their keys. Return the new versions, in the order in which they begin.
+
+    ``first``: number of the first change among the rows.
+    """
+    made: list[_Version] = []
     ops, moved, unsent, lsns = (changes[name].to_pylist() for name in ("_op", "_moved", "_un", "_lsn"))
     pairs = update_pairs(changes)
     is_bag = schema.full or not schema.keys
     before: _Version | None = None  # of the previous change, a DELETE: the version that it ended
     for change, key in enumerate(keys):
         op, lsn = ops[change], lsns[change]
-        there = versions.current.get(key)
+        there = current.get(key)
         is_pair = pairs[change]
         if op == "t":
-            for version in itertools.chain.from_iterable(versions.current.values()):
+            for version in itertools.chain.from_iterable(current.values()):
                 version.end_by(change, lsn)
-            versions.current.clear()
+            current.clear()
         elif op == "d":
             before = there.pop() if there else None
             if before is not None:
@@ -140,8 +131,9 @@ def _replay(versions: _Versions, changes: pa.Table, keys: list[int], first: int,
             new = _Version(first + change, lsn)
             if unsent[change] and previous is not None:
                 new.values = {name: previous.values.get(name, previous.row) for name in unsent[change]}
-            versions.current.setdefault(key, []).append(new)
-            versions.made.append(new)
+            current.setdefault(key, []).append(new)
+            made.append(new)
+    return made
 
 
 def _rows(kept: Sequence[_Version], base: pa.Table, changes: pa.Table, own: pa.Table) -> pa.Table:

@@ -9,7 +9,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from subscriber.errors import SubscriberError, TargetUnavailable
 from subscriber.protocol.lsn import Lsn
@@ -21,7 +21,7 @@ _LENGTH: Final = 200
 """Of the tables' names in a job's name, in characters."""
 _MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 
-__all__ = ["SparkLost", "end_session", "first_words", "forget_jars", "job_errors", "job_failed", "job_name"]
+__all__ = ["SparkLost", "end_session", "first_words", "forget_jars", "has_class", "job_errors", "job_failed", "job_name"]
 
 
 class SparkLost(SubscriberError):
@@ -59,12 +59,21 @@ def first_words(error: BaseException) -> str:
 
 
 def _is_alive(spark: SparkSession) -> bool:
-    if spark.sparkContext._jsc is None:  # noqa: SLF001 -- pyspark has no other way to ask
-        return False
+    java = spark.sparkContext._jsc  # noqa: SLF001 -- pyspark has no other way to ask
     try:
-        return not spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001 -- pyspark has no other way to ask
+        return java is not None and not java.sc().isStopped()
     except job_errors():
         return False
+
+
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Whether the driver's Java process can load a class."""
+    java: Any = spark.sparkContext._jvm  # noqa: SLF001 -- pyspark has no other way to ask
+    try:
+        java.Thread.currentThread().getContextClassLoader().loadClass(name)
+    except job_errors():
+        return False
+    return True
 
 
 def end_session(spark: SparkSession) -> None:

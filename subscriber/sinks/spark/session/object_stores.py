@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from subscriber.errors import ConfigurationError
-from subscriber.sinks.spark.session.jobs import job_errors
+from subscriber.sinks.spark.session.jobs import has_class
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,12 +54,9 @@ def creates_versions_once(spark: SparkSession, uri: str | None) -> bool:
         return True
     if not any(spark.conf.get(name, None) for name in _LOG_STORES):
         return False
-    java: Any = spark.sparkContext._jvm  # noqa: SLF001 -- pyspark has no other way to ask
-    try:
-        java.Thread.currentThread().getContextClassLoader().loadClass(_CONNECTOR)
-    except job_errors():
+    if not has_class(spark, _CONNECTOR):
         raise ConfigurationError(
             "MERGE INTO on S3 needs Hadoop's S3 connector, but its jar is missing",
             hint="add org.apache.hadoop:hadoop-aws to spark.jars.packages, in the version of Spark's Hadoop",
-        ) from None
+        )
     return True

@@ -11,11 +11,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from subscriber.errors import ConfigurationError, TargetUnavailable
+from subscriber.sinks.required_packages import requiring
 from subscriber.sinks.spark.session.java import find_java
-from subscriber.sinks.spark.session.jobs import end_session, first_words, job_errors
+from subscriber.sinks.spark.session.jobs import end_session, first_words, has_class, job_errors
 from subscriber.sinks.spark.session.object_stores import s3a_conf
 
 if TYPE_CHECKING:
@@ -75,42 +76,20 @@ def spark_session(master: str | None, conf: Mapping[str, str] | None = None, *, 
         ConfigurationError: pyspark or Java is missing, the session is one of Spark Connect, or the wheel or zip cannot be read or shipped.
         TargetUnavailable: the session does not start.
     """
-    try:
+    with requiring("engine spark", "spark"):
         from pyspark.sql import SparkSession  # noqa: PLC0415 -- an extra
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"engine spark needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[spark]'"
-        ) from error
     if (master or "").startswith("sc://") or os.environ.get("SPARK_REMOTE"):
         raise ConfigurationError(_NO_CONNECT[0], hint=_NO_CONNECT[1])
-    found = SparkSession.getActiveSession()
-    if found is not None:
-        refuse_connect(found)
-    ours = found is None
-    if found is None:
-        home = find_java(_private_directory)
-        if home is not None:
-            os.environ["JAVA_HOME"] = home
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        local = master is not None and master.startswith("local")
-        if local:
-            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
-        try:
-            found = _started(
-                {**(conf or {}), **({} if master is None else {"spark.master": master})},
-                {**_CONF, **s3a_conf(), **(_LOCAL if local else {})},
-            )
-        except failures as error:
-            where = f" with master {master}" if master is not None else ""
-            raise TargetUnavailable(
-                f"could not start Spark{where}: {first_words(error)}",
-                hint="see Java's output above; check the master and the settings, which are those of spark-submit",
-            ) from error
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        refuse_connect(active)
+    found = active if active is not None else _started(master, conf or {})
+    submitted = (found.sparkContext.getConf().get("spark.submit.pyFiles") or "").split(",")
     try:
-        _ship_all(found.sparkContext, packages)
+        for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
+            _ship(found.sparkContext, path)
     except ConfigurationError:
-        if ours:
+        if active is None:
             end_session(found)
         raise
     return found
@@ -127,23 +106,35 @@ def is_under_spark() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 -- a session is active only in its own thread
 
 
-def _started(conf: Mapping[str, str], defaults: Mapping[str, str]) -> SparkSession:
-    """A new session with these settings. ``defaults`` are those that neither ``conf`` nor the user has."""
+def _started(master: str | None, conf: Mapping[str, str]) -> SparkSession:
+    """A new session with these settings, and our defaults for those that the user does not have."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 -- an extra
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    # Java reads spark-defaults.conf and the arguments of spark-submit
-    SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*conf.items()]))  # noqa: SLF001 -- pyspark has no other way
-    theirs, builder = SparkConf(), SparkSession.builder.appName("subscriber spark-apply")
-    for name, value in {**{name: value for name, value in defaults.items() if not theirs.contains(name)}, **conf}.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
-
-
-def _ship_all(context: SparkContext, packages: str | None) -> None:
-    submitted = (context.getConf().get("spark.submit.pyFiles") or "").split(",")
-    for path in filter(None, [packages, *(path for path in submitted if path.endswith(".whl"))]):
-        _ship(context, path)
+    home = find_java(_private_directory)
+    if home is not None:
+        os.environ["JAVA_HOME"] = home
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    defaults = {**_CONF, **s3a_conf()}
+    if master is not None and master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        defaults |= _LOCAL
+    if master is not None:
+        conf = {**conf, "spark.master": master}
+    failures: tuple[type[Exception], ...] = (*job_errors(), RuntimeError)
+    try:
+        # Java reads spark-defaults.conf and the arguments of spark-submit
+        SparkContext._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll([*conf.items()]))  # noqa: SLF001 -- pyspark has no other way
+        theirs, builder = SparkConf(), SparkSession.builder.appName("subscriber spark-apply")
+        for name, value in {**{name: value for name, value in defaults.items() if not theirs.contains(name)}, **conf}.items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
+    except failures as error:
+        where = f" with master {master}" if master is not None else ""
+        raise TargetUnavailable(
+            f"could not start Spark{where}: {first_words(error)}",
+            hint="see Java's output above; check the master and the settings, which are those of spark-submit",
+        ) from error
 
 
 def _ship(context: SparkContext, path: str) -> None:
@@ -223,8 +214,7 @@ def require_delta_jar(spark: SparkSession) -> None:
     Raises:
         ConfigurationError: the jar is missing, or made for another version.
     """
-    context = spark.sparkContext
-    jars = str(context._jsc.sc().listJars().mkString(","))  # noqa: SLF001 -- pyspark has no other way to ask
+    jars = str(spark.sparkContext._jsc.sc().listJars().mkString(","))  # noqa: SLF001 -- pyspark has no other way to ask
     ours = ".".join(spark.version.split(".")[:2])
     for jar in jars.split(","):
         made_for = jar_is_for(jar)
@@ -232,8 +222,5 @@ def require_delta_jar(spark: SparkSession) -> None:
             raise ConfigurationError(
                 f"Delta's jar {jar.rsplit('/', 1)[-1]} is for Spark {made_for}, but this is {spark.version}", hint=_HINT
             )
-    try:
-        java: Any = context._jvm  # noqa: SLF001 -- as above
-        java.Thread.currentThread().getContextClassLoader().loadClass(_EXTENSION)
-    except job_errors():
-        raise ConfigurationError("Spark's settings name Delta's extension, but its jar is missing", hint=_HINT) from None
+    if not has_class(spark, _EXTENSION):
+        raise ConfigurationError("Spark's settings name Delta's extension, but its jar is missing", hint=_HINT)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Final
 
-from subscriber.errors import ConfigurationError, SubscriberError, TargetError, TargetUnavailable
+from subscriber.errors import SubscriberError, TargetError, TargetUnavailable
+from subscriber.sinks.required_packages import requiring
 from subscriber.sinks.spark.files.location import Location
 
 __all__ = ["ApplierThread"]
@@ -18,8 +18,6 @@ _REST_SECONDS: Final = 10.0
 """How long a clean end still applies waiting changes."""
 _PATIENCE_SECONDS: Final = 60.0
 """How long a clean end waits for a round. A round that takes longer ends with the process, and the next applier starts it again."""
-
-Apply = Callable[[Location, threading.Event, float], None]
 
 
 class ApplierThread:
@@ -60,7 +58,10 @@ class ApplierThread:
             "the applier ended with an unexpected error", hint="report the traceback that was logged before this"
         )
         try:
-            _program()(self._location, self._stop, _REST_SECONDS)
+            # it needs more packages than landing
+            with requiring("the applier", "spark" if self._location.apply == "spark" else "lake"):
+                from subscriber.sinks.spark.pipeline.program.start import apply_in_process  # noqa: PLC0415 -- see above
+            apply_in_process(self._location, self._stop, _REST_SECONDS)
             failure = None
         except SubscriberError as error:
             if not self._stop.is_set():
@@ -95,18 +96,3 @@ class ApplierThread:
         failure, self._failure, self._ending = self._failure or self._ending, None, None
         if failure is not None:
             raise failure
-
-
-def _program() -> Apply:
-    """Import the applier. It needs more packages than landing, so it is imported only when it runs.
-
-    Raises:
-        ConfigurationError: a package is not installed.
-    """
-    try:
-        from subscriber.sinks.spark.pipeline.program.start import apply_in_process  # noqa: PLC0415 -- see above
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"the applier needs {error.name}, which is not installed", hint="pip install 'pg-subscriber[lake]', or [spark] for its engines"
-        ) from error
-    return apply_in_process

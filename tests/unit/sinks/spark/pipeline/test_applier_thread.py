@@ -16,6 +16,7 @@ from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.pipeline.applier import Applier
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
 from subscriber.sinks.spark.pipeline.program import applier_thread as beside_module
+from subscriber.sinks.spark.pipeline.program import start
 from subscriber.sinks.spark.pipeline.program.applier_thread import ApplierThread
 from subscriber.sinks.spark.pipeline.program.apply_loop import apply_forever
 from tests.unit.sinks.spark.pipeline.test_applier import current, storage
@@ -40,7 +41,7 @@ class LongRound:
 @pytest.fixture
 def long_round(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongRound]:
     made = LongRound()
-    monkeypatch.setattr(beside_module, "_program", lambda: made)
+    monkeypatch.setattr(start, "apply_in_process", made)
     monkeypatch.setattr(beside_module, "_PATIENCE_SECONDS", 0.01)
     yield made
     made.may_end.set()

@@ -11,7 +11,7 @@ from subscriber.errors import TargetError
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert
 from subscriber.sinks.spark.files.location import Location
-from subscriber.sinks.spark.pipeline.program import applier_thread as beside
+from subscriber.sinks.spark.pipeline.program import start
 from subscriber.sinks.spark.pipeline.program.applier_thread import ApplierThread
 from tests.unit.sinks.spark.stream import RELATION, batch, begun, make, row, transaction
 
@@ -20,7 +20,7 @@ def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(location: Location, stop: threading.Event, rest_seconds: float) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(beside, "_program", lambda: broken)
+    monkeypatch.setattr(start, "apply_in_process", broken)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -55,7 +55,7 @@ def test_the_error_of_the_end_is_of_a_run_that_ends_by_itself(tmp_path: Path, mo
         stop.wait(20)
         raise TargetError("refused")
 
-    monkeypatch.setattr(beside, "_program", lambda: refused)
+    monkeypatch.setattr(start, "apply_in_process", refused)
     applier = ApplierThread(Location(path=str(tmp_path), apply="local"))
     applier.start()
     with pytest.raises(TargetError, match="refused"):
