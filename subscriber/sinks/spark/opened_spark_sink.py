@@ -29,10 +29,9 @@ from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.sinks.request_files import RequestFiles
 from subscriber.sinks.spark.catalog.definition import read_definition, write_definition
 from subscriber.sinks.spark.catalog.history import write_histories
-from subscriber.sinks.spark.catalog.lake import Lake, LakeState, with_table, with_tables, without_table
+from subscriber.sinks.spark.catalog.lake import WRITER_LOCK, Lake, LakeState, with_table, with_tables, without_table
 from subscriber.sinks.spark.catalog.requests import lake_requests, write_boundary
 from subscriber.sinks.spark.catalog.status_files import StatusFile
-from subscriber.sinks.spark.catalog.subscriptions import locks
 from subscriber.sinks.spark.copy.spark_table_sink import SparkTableSink
 from subscriber.sinks.spark.copy.table_group import SparkTableGroup
 from subscriber.sinks.spark.files.file_lock import FileLock
@@ -71,8 +70,8 @@ class LakeSessions:
     @cached_property
     def lock(self) -> FileLock:
         """The writer's lock."""
-        path, _ = locks(self.storage)
-        return FileLock(path, f"the lake in {self.location} is in use by another process", "stop that subscriber first")
+        refusal = f"the lake in {self.location} is in use by another process"
+        return FileLock(self.storage.local(WRITER_LOCK), refusal, "stop that subscriber first")
 
 
 class OpenedSparkSink:

@@ -17,9 +17,9 @@ from subscriber.interfaces import ApplyStatistics, Finding, PublishedTable, Subs
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables, require_options
 from subscriber.sinks.spark.catalog.definition import DEFINITION
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake, lake_of_another
+from subscriber.sinks.spark.catalog.lake import LANDING, VERB_LOCK, Lake, lake_of_another
 from subscriber.sinks.spark.catalog.status_files import read_landed_counters
-from subscriber.sinks.spark.catalog.subscriptions import locks, stored_state
+from subscriber.sinks.spark.catalog.subscriptions import stored_state
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
@@ -101,7 +101,7 @@ class SparkSink:
         lock.take()
         try:
             # a verb takes the verbs' lock before it asks for the writer's lock
-            if not self._defined and is_held(locks(storage)[1]):
+            if not self._defined and is_held(storage.local(VERB_LOCK)):
                 raise claimed_elsewhere(name)
             # what was read before taking the lock may have changed since, and running table copies continue to store their states
             async with sessions.catalog:

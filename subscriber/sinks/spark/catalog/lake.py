@@ -21,9 +21,12 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.manifest import manifest_ends
 
 __all__ = [
+    "APPLIER_LOCK",
     "COPY_DOCUMENT",
     "IDENTITY",
     "LANDING",
+    "VERB_LOCK",
+    "WRITER_LOCK",
     "Lake",
     "LakeState",
     "LakeTable",
@@ -40,6 +43,9 @@ CATALOG: Final = "catalog.json"
 POSITION: Final = "position.json"
 _COPY: Final = re.compile(r"(\d+)-(\d+)")
 LANDING: Final = "landing"
+WRITER_LOCK: Final = "lock"
+VERB_LOCK: Final = ".verb.lock"
+APPLIER_LOCK: Final = "applier.lock"
 COPY_DOCUMENT: Final = "copy.json"
 """In the directory of a copy, see ``copy/copied_rows.py``."""
 
@@ -335,9 +341,9 @@ def copied_again(state: LakeState, names: Iterable[TableName], position: Lsn) ->
 
 
 def _require_empty(storage: Storage, entries: Sequence[str]) -> None:
-    known = {LANDING, "copy", "prepared", "tables", "log", "history", "lock"}
+    known = {LANDING, "copy", "prepared", "tables", "log", "history", WRITER_LOCK}
     # a verb that was killed while it created a lake leaves the definition
-    strange = sorted(name for name in entries if name not in {"lock", "definition.json"} and not name.startswith("."))
+    strange = sorted(name for name in entries if name not in {WRITER_LOCK, "definition.json"} and not name.startswith("."))
     if strange:
         hint = f"restore {IDENTITY} from a backup" if known & set(strange) else "use an empty directory for the lake"
         raise TargetError(f'directory {storage.place} is not empty and is not a lake: it contains "{strange[0]}"', hint=hint)

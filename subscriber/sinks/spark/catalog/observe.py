@@ -14,7 +14,7 @@ from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import TargetError
 from subscriber.interfaces import Retry, TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.lake import COPY_DOCUMENT, LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.lake import APPLIER_LOCK, COPY_DOCUMENT, LANDING, WRITER_LOCK, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import NOT_PUBLISHED, Snapshot, StoppedTable, read_snapshot
 from subscriber.sinks.spark.catalog.status_files import (
     APPLIER,
@@ -27,7 +27,7 @@ from subscriber.sinks.spark.catalog.status_files import (
     read_quietly,
     stopped_logs,
 )
-from subscriber.sinks.spark.catalog.subscriptions import defined, locks
+from subscriber.sinks.spark.catalog.subscriptions import defined
 from subscriber.sinks.spark.catalog.verifications import read_verifications
 from subscriber.sinks.spark.files.file_lock import is_held
 from subscriber.sinks.spark.files.location import Location
@@ -58,11 +58,10 @@ def _observe(storage: Storage) -> Sequence[Observation]:
     lake = Lake.find(storage)
     if lake is None or lake.dropped:
         return []
-    writer, _ = locks(storage)
     status = read_quietly(storage, STATUS)
     error = read_quietly(storage, ERROR)
     applier = read_quietly(storage, APPLIER)
-    running = is_held(writer)
+    running = is_held(storage.local(WRITER_LOCK))
     activities = [_activity(values) for values in status.get("workers", [])]
     workers = {worker.table: worker for worker in activities} if running else {}
     reset = read_quietly(storage, RESET)
@@ -119,7 +118,7 @@ def _is_of(table: LakeTable | None, stop: StoppedTable) -> bool:
 
 
 def _applier(storage: Storage, lake: Lake, report: Mapping[str, Any], stopped: Mapping[str, str]) -> ApplierObservation:
-    locked = storage.root is not None and is_held(storage.root / "applier.lock")
+    locked = is_held(storage.local(APPLIER_LOCK))
     reported, host = report.get("last_report"), report.get("host")
     if locked or (storage.root is not None and host == socket.gethostname()):
         reported = None  # the lock alone tells

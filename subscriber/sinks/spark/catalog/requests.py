@@ -13,9 +13,8 @@ from typing import Final
 from subscriber.interfaces import TableEntry, TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.request_files import RequestFiles
-from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.lake import WRITER_LOCK, Lake
 from subscriber.sinks.spark.catalog.status_files import read_quietly
-from subscriber.sinks.spark.catalog.subscriptions import locks
 from subscriber.sinks.spark.files.documents import write_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.threads import run_in_thread
@@ -27,7 +26,7 @@ _BOUNDARY: Final = "boundary.json"
 
 def lake_requests(storage: Storage) -> RequestFiles:
     """The requests to a lake in a directory. Other storage has no locks, which show whether a process still runs."""
-    writer = locks(storage)[0]
+    writer = storage.local(WRITER_LOCK)
     assert storage.root is not None
     assert writer is not None
 

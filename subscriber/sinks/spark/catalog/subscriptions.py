@@ -16,7 +16,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final, Self
 
 from subscriber.catalog import Definition
@@ -42,6 +41,8 @@ from subscriber.sinks.spark.catalog.lake import (
     IDENTITY,
     LANDING,
     POSITION,
+    VERB_LOCK,
+    WRITER_LOCK,
     Lake,
     LakeState,
     copied_again,
@@ -55,26 +56,18 @@ from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.landing.prepared_transactions import PreparedTransactions
 from subscriber.threads import run_in_thread
 
-__all__ = ["LakeCatalog", "defined", "locks", "stored_state"]
+__all__ = ["LakeCatalog", "defined", "stored_state"]
 
 _log = logging.getLogger(__name__)
 
 _OID: Final = 1
 """A lake has only one subscription."""
-_VERB: Final = ".verb.lock"
 _LAUNCHER: Final = ".launcher.lock"
-_WRITER: Final = "lock"
 
 _VERB_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 20.0
 """How long a verb waits for the process that runs the subscription. A worker may need some seconds for its current batch."""
 _LOOK_SECONDS: Final = 0.25
-
-
-def locks(storage: Storage) -> tuple[Path | None, Path | None]:
-    """Paths of the writer's lock and of the verbs' lock."""
-    root = storage.root
-    return (None, None) if root is None else (root / _WRITER, root / _VERB)
 
 
 def defined(storage: Storage, lake: Lake, *, claimed: bool = False) -> Definition:
@@ -122,18 +115,16 @@ class LakeCatalog:
 
     reconciles = False
 
-    def __init__(self, storage: Storage, root: Path) -> None:
+    def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._root = root
-        self._verb = self._lock(_VERB, "the lake's subscription is being altered or dropped by another process", "try again")
-        self._launcher = self._lock(
-            _LAUNCHER,
+        self._verb = FileLock(
+            storage.local(VERB_LOCK), "the lake's subscription is being altered or dropped by another process", "try again"
+        )
+        self._launcher = FileLock(
+            storage.local(_LAUNCHER),
             "the launcher of this target is run by another process",
             "one `subscriber run --target` serves a lake: stop the other one first",
         )
-
-    def _lock(self, name: str, refusal: str, hint: str) -> FileLock:
-        return FileLock(self._root / name, refusal, hint)
 
     @classmethod
     async def open(cls, target: str) -> Self:
@@ -152,7 +143,7 @@ class LakeCatalog:
             )
         await run_in_thread(lambda: Lake.find(storage))
         await run_in_thread(lambda: storage.make_directory(""))
-        return cls(storage, storage.root)
+        return cls(storage)
 
     async def _find(self) -> Lake | None:
         lake = await run_in_thread(lambda: Lake.find(self._storage))
@@ -168,7 +159,7 @@ class LakeCatalog:
         lake = await self._find()
         if lake is None:
             return []
-        claimed = self._verb.is_mine or is_held(self._root / _VERB)
+        claimed = self._verb.is_mine or is_held(self._storage.local(VERB_LOCK))
         return [await run_in_thread(lambda: defined(self._storage, lake, claimed=claimed))]
 
     @contextlib.asynccontextmanager
@@ -226,8 +217,8 @@ class LakeCatalog:
     @contextlib.asynccontextmanager
     async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:
         """Hold the writer's lock inside the block."""
-        lock = self._lock(
-            _WRITER,
+        lock = FileLock(
+            self._storage.local(WRITER_LOCK),
             f'subscription "{name}" is in use by another process',
             "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog",
         )

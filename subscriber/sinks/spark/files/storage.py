@@ -109,6 +109,10 @@ class Storage:
         """The name of a file in errors."""
         return f"{self.place}/{name}" if name else self.place
 
+    def local(self, name: str) -> Path | None:
+        """The path of a file. None in an object store."""
+        return self.root / name if self.root is not None else None
+
     def create(self, name: str) -> PendingFile:
         """Begin a file."""
         with self.reading(name):

@@ -33,7 +33,7 @@ from subscriber.errors import DataLossError, SubscriberError, TargetError
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.history import read_histories
-from subscriber.sinks.spark.catalog.lake import LANDING, Lake, LakeTable, copy_directory
+from subscriber.sinks.spark.catalog.lake import APPLIER_LOCK, LANDING, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.requests import read_boundary
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, read_snapshot
 from subscriber.sinks.spark.files.file_errors import arrow_errors
@@ -53,7 +53,7 @@ from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
-from subscriber.sinks.spark.pipeline.round_input import Reached, SynchronizedTables, has_end, is_ahead, synchronized_tables, taken_manifests
+from subscriber.sinks.spark.pipeline.round_input import Reached, SynchronizedTables, is_ahead, synchronized_tables, taken_manifests
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
@@ -106,8 +106,9 @@ class Applier:
         self._looked = 0.0  # what waits was landed after this
         self._unswept: dict[str, str] = {}
         self._next_sweep = time.monotonic() + _FIRST_SWEEP_SECONDS
-        path = storage.root / "applier.lock" if storage.root is not None else None
-        self._lock = FileLock(path, f"the lake in {storage.place} already has an applier", "stop the other applier first")
+        self._lock = FileLock(
+            storage.local(APPLIER_LOCK), f"the lake in {storage.place} already has an applier", "stop the other applier first"
+        )
 
     def open(self) -> None:
         """Take the lock of the lake's only applier.
@@ -150,7 +151,7 @@ class Applier:
         if not found and lake.position_lsn <= snapshot.lsn and synchronized_tables(lake) == self._seen:
             self._looked = now
             return Waiting(-math.inf) if now >= self._next_look else None
-        if found and has_end(found, read_boundary(self._storage)):
+        if found and read_boundary(self._storage) in {manifest.end for manifest in found}:
             return Waiting(-math.inf)  # a verification waits for the snapshot there
         return Waiting(self._looked - (found[0].gathering if found else 0.0), sum(manifest.size for manifest in found))
 

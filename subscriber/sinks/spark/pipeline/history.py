@@ -59,14 +59,6 @@ _SMALL_FILES: Final = 64
 """Compaction starts at this number of small files with ended versions."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The next part of a change log for a history table: files in order, and the LSN of its last changes."""
-
-    files: tuple[LogFile, ...]
-    until: Lsn
-
-
 @dataclass(slots=True)
 class _Work:
     """One commit of a history table.
@@ -163,7 +155,7 @@ class HistoryTables:
             self._require_usable(lake, delta)
             delta.make_durable()
         while (after := delta.applied(app) or INVALID_LSN) < reached:
-            work = self._planned(lake, name, (log, self._step(log, after, reached)), after)
+            work = self._planned(name, log, delta, after, reached)
             self.files.setdefault(as_name, []).extend(self._commit(work, app, f"history of {name} up to {work.until}"))
             self._merge_small(delta, work.schema, app, work.until)
         delta.make_durable()
@@ -176,7 +168,8 @@ class HistoryTables:
         if (reason := delta.unwritable(columns=True)) is not None:
             raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=BEGIN_AGAIN["history table"])
 
-    def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> _Step:
+    def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> tuple[list[LogFile], Lsn]:
+        """The next part of a change log: files in order, and the LSN of its last changes."""
         rows_of = log.files()
         files = [file for file in files_of_log(log) if file.last > after]
         rows = 0
@@ -185,31 +178,29 @@ class HistoryTables:
             if rows >= self._target_rows * _STEP_FILES:
                 reached = min(reached, Lsn(file.last))
                 break
-        return _Step(tuple(file for file in files if file.first <= reached), reached)
+        return [file for file in files if file.first <= reached], reached
 
-    def _planned(self, lake: Lake, name: TableName, source: tuple[LakeDelta, _Step], after: Lsn) -> _Work:
-        log, step = source
-        directory = table_directory("history", name, lake.state.tables[name].id)
-        delta = self.opened[directory]
+    def _planned(self, name: TableName, log: LakeDelta, delta: LakeDelta, after: Lsn, reached: Lsn) -> _Work:
+        """The next commit that brings a history table to what its log has reached."""
+        files, until = self._step(log, after, reached)
         schema = _log_schema(name, log)
-        _require_free_names(schema)
-        if not step.files:
-            return _Work(delta, schema, history_schema(schema), after, step.until, (), ())
-        identities = self._identities(name, log, step)
+        if not files:
+            return _Work(delta, schema, history_schema(schema), after, until, (), ())
+        identities = self._identities(name, log, files)
         schema = schema.with_identity(identities[-1].kind, identities[-1].fields)
         stretches = [
             Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), schema.with_identity(identity.kind, identity.fields), ())
-            for identity, group in groupby(zip(identities, step.files, strict=True), key=lambda one: one[0])
+            for identity, group in groupby(zip(identities, files, strict=True), key=lambda one: one[0])
         ]
         columns = plan_columns(schema)
         parts = [read_changes(self._storage, stretch.files, schema, 0, columns) for stretch in stretches]
-        changes = changes_between(pa.concat_tables(parts), int(after), int(step.until))
+        changes = changes_between(pa.concat_tables(parts), int(after), int(until))
         is_truncate = pc.equal(changes["_op"], "t")
         retyped = retyped_columns(delta.schema, schema) if delta.is_there else ()
         work = TableWork(
-            directory=directory,
+            directory=delta.directory,
             schema=schema,
-            base=self._base(delta, schema.keys[0] if schema.keys else None) if delta.is_there else (),
+            base=self._base(delta, schema.first_key) if delta.is_there else (),
             stretches=tuple(stretches),
             after=int(after),
             # a TRUNCATE ends all versions
@@ -218,18 +209,18 @@ class HistoryTables:
             target_rows=self._target_rows,
         )
         plan = plan_table(work, changes.filter(pc.invert(is_truncate)))
-        units = [replace(unit, until=int(step.until)) for unit in plan.units]
-        found = _Work(delta, schema, history_schema(schema), after, step.until, units, plan.removed)
+        units = [replace(unit, until=int(until)) for unit in plan.units]
+        found = _Work(delta, schema, history_schema(schema), after, until, units, plan.removed)
         if retyped:
             found.overwrite = True
             ended = delta.files().keys() - {file.path for file in work.base}
-            found.rewritten = [RewrittenFiles(directory=directory, files=(path,), schema=found.columns) for path in sorted(ended)]
+            found.rewritten = [RewrittenFiles(directory=delta.directory, files=(path,), schema=found.columns) for path in sorted(ended)]
         return found
 
-    def _identities(self, name: TableName, log: LakeDelta, step: _Step) -> list[Identity]:
-        """The replica identity of each file of a step. A file that another program has optimized gets that of the next one."""
+    def _identities(self, name: TableName, log: LakeDelta, files: Sequence[LogFile]) -> list[Identity]:
+        """The replica identity of each file. A file that another program has optimized gets that of the next one."""
         found: list[Identity] = []
-        for file in reversed(step.files):
+        for file in reversed(files):
             identity = read_identity(self._storage, f"{log.directory}/{file.path}") or (found[-1] if found else None)
             if identity is None:
                 raise TableStopped(
@@ -281,16 +272,10 @@ class HistoryTables:
 
 def _log_schema(name: TableName, log: LakeDelta) -> TableSchema:
     columns = tuple(LakeColumn(one.name, one.name, one.type, key=False) for one in own_columns(log.schema))
-    return TableSchema(name, "d", columns)
-
-
-def _require_free_names(schema: TableSchema) -> None:
-    ours = set(HISTORY_COLUMNS.names)
-    taken = next((one for one in schema.arrow.names if folded_name(one) in ours), None)
+    taken = next((one.name for one in columns if folded_name(one.name) in HISTORY_COLUMNS.names), None)
     if taken is not None:
-        raise TableStopped(
-            f'table "{schema.table}" has a column "{taken}", which its history needs', hint="rename the column, or keep no history"
-        )
+        raise TableStopped(f'table "{name}" has a column "{taken}", which its history needs', hint="rename the column, or keep no history")
+    return TableSchema(name, "d", columns)
 
 
 def history_documents(stopped: Mapping[TableName, TableStopped], snapshot: Snapshot, landed: Lsn) -> dict[TableName, StoppedTable]:

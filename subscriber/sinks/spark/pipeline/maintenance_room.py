@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import time
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
 from typing import Final
 
 from subscriber.errors import TargetError
@@ -98,11 +96,6 @@ class MaintenanceRoom:
             # a directory has as many files as rounds in the retention time
             if self._changed.get(directory) == (changed := path.stat().st_mtime_ns):
                 return set()
-            there = self._files(path)
+            there = {file.name for file in path.glob("*.parquet") if not _OURS.fullmatch(file.name)}
         known, self._known[directory], self._changed[directory] = self._known.get(directory, there), there, changed
         return there - known
-
-    @staticmethod
-    def _files(path: Path) -> set[str]:
-        with os.scandir(path) as entries:
-            return {entry.name for entry in entries if entry.name.endswith(".parquet") and not _OURS.fullmatch(entry.name)}

@@ -84,12 +84,9 @@ class Pace:
     def ended(self, began: float, end: float, *, size: int, written: int) -> None:
         """Learn from a round that took landed bytes (``size``), from its begin until its changes could be read."""
         self._rounds.append(_Round(size, end - began))
-        if self.write_rate is not None:
-            paid = began if self._paid_at is None else max(began, self._paid_at)
-            self._paid_at = paid + written / self.write_rate
+        self.wrote(began, written)
 
-    def wrote(self, now: float, written: int) -> None:
-        """Count bytes that were written apart from a round, such as those of the change log."""
+    def wrote(self, began: float, written: int) -> None:
+        """Count bytes that were written since then, by a round, or apart from one as those of the change log."""
         if self.write_rate is not None and written:
-            paid = now if self._paid_at is None else max(now, self._paid_at)
-            self._paid_at = paid + written / self.write_rate
+            self._paid_at = max(began, self._paid_at or began) + written / self.write_rate

@@ -150,6 +150,7 @@ class ApplierProgress:
 
     Attributes:
         recent: the events of the last rounds.
+        batches: the number of rounds so far, with those of earlier appliers.
         waiting: what waits for the next round. None: nothing.
         held: whether the write rate makes the next round wait beyond the target.
         stopped, stopped_logs: the tables that are stopped, and those whose change logs are, with the reasons.
@@ -168,22 +169,17 @@ class ApplierProgress:
         self.lake = lake
         self._id = ""
         self._run = str(uuid4())
-        self._next = 0
+        self.batches = 0
         self._tables: deque[dict[TableName, TableProgress]] = deque(maxlen=_TABLES)
 
     def begin(self, lake_identifier: str, batches: int) -> None:
         """Begin, after so many rounds of earlier appliers."""
         self._id = str(uuid5(NAMESPACE_URL, f"subscriber-lake:{lake_identifier}"))
-        self._next = batches
-
-    @property
-    def batches(self) -> int:
-        """The number of rounds so far, with those of earlier appliers."""
-        return self._next
+        self.batches = batches
 
     def start(self) -> RoundProgress:
         """Begin a round. It only counts after :meth:`end`."""
-        return RoundProgress(self._next, time.time())
+        return RoundProgress(self.batches, time.time())
 
     def end(self, done: RoundProgress) -> dict[str, Any]:
         """Count a round that was published. Return its event."""
@@ -201,7 +197,7 @@ class ApplierProgress:
         if done.freshness is not None and done.freshness > self.freshness:
             totals.late += 1
         self.last = done
-        self._next += 1
+        self.batches += 1
         return event
 
     def slowest(self) -> dict[TableName, TableProgress]:
@@ -214,7 +210,7 @@ class ApplierProgress:
                 sums.files += one.files
                 sums.written += one.written
                 sums.seconds += one.seconds
-        return dict(sorted(found.items(), key=lambda item: -item[1].seconds)[:_SLOWEST])
+        return _slowest(found)
 
     def _event(self, done: RoundProgress) -> dict[str, Any]:
         took = done.ended - done.began
@@ -225,7 +221,6 @@ class ApplierProgress:
             "processedRowsPerSecond": round(done.rows / took, 1) if took > 0 else 0.0,
         }
         duration = {name: round(seconds * 1000) for name, seconds in done.seconds.items()}
-        slowest = sorted(done.tables.items(), key=lambda item: -item[1].seconds)[:_SLOWEST]
         source = {
             "description": "landing zone",
             "startOffset": str(done.start),
@@ -238,7 +233,7 @@ class ApplierProgress:
             "id": self._id,
             "runId": self._run,
             "name": "subscriber",
-            "timestamp": datetime.fromtimestamp(done.began, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "timestamp": _iso(done.began),
             "batchId": done.number,
             "batchDuration": round(took * 1000),
             **rates,
@@ -259,9 +254,13 @@ class ApplierProgress:
                     "landedSeconds": None if done.landed is None else round(done.landed, 3),
                     "isMissed": done.freshness is not None and done.freshness > self.freshness,
                 },
-                "slowestTables": {str(name): round(table.seconds, 3) for name, table in slowest},
+                "slowestTables": {str(name): round(table.seconds, 3) for name, table in _slowest(done.tables).items()},
             },
         }
+
+
+def _slowest(tables: Mapping[TableName, TableProgress]) -> dict[TableName, TableProgress]:
+    return dict(sorted(tables.items(), key=lambda item: -item[1].seconds)[:_SLOWEST])
 
 
 def _iso(moment: float) -> str:

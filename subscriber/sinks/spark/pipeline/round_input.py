@@ -11,7 +11,7 @@ from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.landing.manifest import Manifest
 
-__all__ = ["Reached", "SynchronizedTables", "has_end", "is_ahead", "synchronized_tables", "taken_manifests"]
+__all__ = ["Reached", "SynchronizedTables", "is_ahead", "synchronized_tables", "taken_manifests"]
 
 SynchronizedTables = tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]
 """The tables that rounds apply to; and removed ones with landed changes that must still be applied, each with the LSN up to which."""
@@ -31,11 +31,6 @@ def synchronized_tables(lake: Lake) -> SynchronizedTables:
     # a finished copy replaces all rows of the removed table
     left = [(name, table, table.until) for name, table in lake.state.removed.items() if table.until is not None and name not in tables]
     return tables, left
-
-
-def has_end(manifests: Sequence[Manifest], lsn: Lsn) -> bool:
-    """Whether a batch ends at an LSN."""
-    return any(manifest.end == lsn for manifest in manifests)
 
 
 def is_ahead(handed: Lsn | None, end: Lsn) -> bool:

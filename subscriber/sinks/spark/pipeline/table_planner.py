@@ -26,8 +26,6 @@ from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChan
 from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
 from subscriber.sinks.spark.pipeline.planning.table_work import BaseFile, TableWork
 from subscriber.sinks.spark.schema.evolution import absent_columns, dropped_columns, evolved_schema, retyped_columns, stretches
-from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
 from subscriber.sinks.spark.tables.column_statistics import ValueSearch
 from subscriber.sinks.spark.tables.data_file import Bound
 from subscriber.sinks.spark.tables.delta import LakeDelta
@@ -124,7 +122,7 @@ class TablePlanner:
         valued: set[str] = set()
         rewrite = False
         if present is not None and not replaced:
-            base = self._base(delta, _first_key(schema))
+            base = self._base(delta, schema.first_key)
             retyped = retyped_columns(present, schema)
             # a round that was killed may have left a column in which no row has a value yet
             empty = {field for field in absent if field in present.names and not self._values.has_values(delta, field)}
@@ -132,6 +130,7 @@ class TablePlanner:
             rewrite = bool(retyped) or bool(absent & valued)
         described = list(zip(source.files, source.described, strict=True))
         overwrite = schema.current if replaced or retyped else None
+        there = present is not None and overwrite is None
         work = TableWork(
             directory=delta.directory,
             schema=schema,
@@ -143,17 +142,14 @@ class TablePlanner:
             dropped=dropped,
             target_rows=self._settings.target_rows,
             # readers take a commit with new columns as a whole
-            feed=present is not None and overwrite is None and delta.has_feed,
-            vectors=self._takes_vectors(name) and present is not None and overwrite is None and delta.takes_vectors,
+            feed=there and delta.has_feed,
+            vectors=there and self._settings.vectors and name not in self._settings.without_vectors and delta.takes_vectors,
         )
-        work, changes = read_work(self._storage, work, source, ROUND_DIRECTORY)
+        work, changes = read_work(self._storage, work, source)
         plan = plan_table(work, changes, partial(self._keys_of, work)) if work.stretches or work.rewrite else Plan((), (), cleared=False)
         found = TableRound(name, app, delta, source, work, plan, overwrite)
         self._require_writable(found)
         return found
-
-    def _takes_vectors(self, name: TableName) -> bool:
-        return self._settings.vectors and name not in self._settings.without_vectors
 
     def _prepare_copy(self, lake: Lake, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
         """Let a table begin again that its copy could not repair otherwise: it is damaged, or its columns cannot be written.
@@ -231,10 +227,6 @@ class TablePlanner:
 
     def remember(self, work: TableRound, done: TableResult) -> None:
         """Remember the ranges of new files, which need not be read from them then."""
-        known = self._ranges.setdefault((work.delta.directory, _first_key(work.task.schema)), {})
+        known = self._ranges.setdefault((work.delta.directory, work.task.schema.first_key), {})
         for file in done.files:
             known[file.path] = (file.low, file.high) if file.low is not None and file.high is not None else None
-
-
-def _first_key(schema: TableSchema) -> str | None:
-    return schema.keys[0] if schema.keys else None

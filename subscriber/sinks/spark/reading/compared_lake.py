@@ -16,7 +16,7 @@ from subscriber.catalog.verifications import Verifications
 from subscriber.errors import ConfigurationError, RelationError, TargetError
 from subscriber.interfaces import PublishedTable, TableName
 from subscriber.protocol.lsn import Lsn
-from subscriber.sinks.spark.catalog.lake import Lake
+from subscriber.sinks.spark.catalog.lake import APPLIER_LOCK, Lake
 from subscriber.sinks.spark.catalog.requests import lake_requests
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots
 from subscriber.sinks.spark.catalog.status_files import APPLIER, read_quietly
@@ -94,8 +94,7 @@ class ComparedLake:
                     return LakeTables(self._storage, found)
             if is_past:
                 raise TargetError(f"the lake has published no snapshot at {landed}", hint="verify again")
-            assert self._storage.root is not None
-            if has_applier := is_held(self._storage.root / "applier.lock"):
+            if has_applier := is_held(self._storage.local(APPLIER_LOCK)):
                 seen = now()
             elif now() - seen > _NOT_RUNNING_SECONDS:
                 raise TargetError("the lake has no applier: its tables do not follow", hint="start it with `subscriber spark-apply`")

@@ -109,6 +109,11 @@ class TableSchema:
         return tuple(column.field for column in self.columns if column.key)
 
     @property
+    def first_key(self) -> str | None:
+        """The first field of the replica identity, by whose ranges the work is divided."""
+        return next(iter(self.keys), None)
+
+    @property
     def full(self) -> bool:
         """Whether rows are identified by all their columns, and may occur more than once."""
         return self.identity == "f"

@@ -18,7 +18,7 @@ from subscriber.sinks.spark.landing.zone import unique_path, write_file
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.pipeline.planning.table_work import TableWork, plan_columns
 from subscriber.sinks.spark.schema.table_schema import TableSchema
-from subscriber.sinks.spark.tables.column_mapping import new_names, renamed_file, resolve_fields
+from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY, new_names, renamed_file, resolve_fields
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped
 
 __all__ = ["PendingChanges", "copied_changes", "read_work"]
@@ -98,24 +98,19 @@ _GATHERED_BYTES: Final = 16 * 1024**2
 """This program gathers the rows, so on Spark they are in the memory of the driver."""
 
 
-def read_work(storage: Storage, work: TableWork, source: PendingChanges, directory: str) -> tuple[TableWork, pa.Table]:
-    """Read the pending changes of a table for planning. ``directory``: for files of the round, relative to the lake.
+def read_work(storage: Storage, work: TableWork, source: PendingChanges) -> tuple[TableWork, pa.Table]:
+    """Read the pending changes of a table for planning. Many small files are written as one, because each unit opens all of them.
 
     Returns:
         The remaining work, without stretches that are already in the table; and the columns of its changes that planning needs.
     """
     if len(work.stretches) == 1 and len(source.files) > _FEW_FILES and source.size <= _GATHERED_BYTES:
         changes = read_changes(storage, source.files, work.schema, work.after)
-        stretch = replace(work.stretches[0], files=(_gathered(storage, changes, directory),))
+        storage.make_directory(ROUND_DIRECTORY)
+        write_file(storage, path := unique_path(ROUND_DIRECTORY), changes.schema, changes.to_batches())
+        stretch = replace(work.stretches[0], files=(path,))
         return replace(work, stretches=(stretch,) if changes.num_rows else ()), changes
     columns = plan_columns(work.schema)
     parts = [read_changes(storage, stretch.files, work.schema, work.after, columns) for stretch in work.stretches]
     left = tuple(stretch for stretch, part in zip(work.stretches, parts, strict=True) if part.num_rows)
     return replace(work, stretches=left), pa.concat_tables(parts or [read_changes(storage, (), work.schema, work.after, columns)])
-
-
-def _gathered(storage: Storage, changes: pa.Table, directory: str) -> str:
-    """Write many small files as one, because each unit of the table opens all of them."""
-    storage.make_directory(directory)
-    write_file(storage, path := unique_path(directory), changes.schema, changes.to_batches())
-    return path

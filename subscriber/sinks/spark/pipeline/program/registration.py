@@ -232,7 +232,7 @@ class CatalogRegistration:
         """Replace the view of all tables. Return the queries of the tables' views, which select from it."""
         self._columns = {
             name: self._spark.sql(f"SELECT * FROM {sources[name]}").columns  # noqa: S608 -- quoted
-            if name not in self._columns or self._changed(name, table)
+            if name not in self._columns or (self._registered or {}).get(name) != table
             else self._columns[name]
             for name, table in snapshot.tables.items()
         }
@@ -272,9 +272,6 @@ class CatalogRegistration:
             self._spark.sql(f"CREATE TABLE {self._of(name)} USING DELTA LOCATION {quoted_text(uri)}")
         elif unquote(_SCHEME.sub("", self._described(name, "Location"))) != _SCHEME.sub("", uri):
             raise TargetError(f"{self._schema_name}.{name} exists and is another table", hint="drop it, or register in another schema")
-
-    def _changed(self, name: TableName, table: SnapshotTable) -> bool:
-        return self._registered is None or self._registered.get(name) != table
 
     def _replace(self, name: str, query: str) -> None:
         """Replace a view by one change of the catalog. CREATE OR REPLACE VIEW would drop it first."""
