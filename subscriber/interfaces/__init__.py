@@ -6,6 +6,7 @@
 """
 
 from subscriber.interfaces.abilities import (
+    AbortableSink,
     ApplyWorkersSink,
     ComparedTables,
     DescribedSink,
@@ -66,6 +67,7 @@ from subscriber.interfaces.worker_details import RelayLogDetails, Retry, WorkerD
 
 __all__ = [
     "CATALOG_SCHEMA",
+    "AbortableSink",
     "AddColumn",
     "ApplyStatistics",
     "ApplyWorkersSink",

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from subscriber.transaction.model import PreparedTransaction, Transaction
 
 __all__ = [
+    "AbortableSink",
     "ApplyWorkersSink",
     "ComparedTables",
     "DescribedSink",
@@ -405,6 +406,15 @@ class PingedSink(Protocol):
         Raises:
             TargetUnavailable: a session is lost, or does not answer within some seconds.
         """
+        ...
+
+
+@runtime_checkable
+class AbortableSink(Protocol):
+    """A :class:`Sink` that has sessions with a server."""
+
+    def abort(self) -> None:
+        """Cut the sessions, because the server does not answer: what waits for it ends."""
         ...
 
 

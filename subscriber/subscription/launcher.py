@@ -11,13 +11,14 @@ catalog as soon as it can, and must then again be the only launcher.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Final
 
 from subscriber.apply.progress import CopyProgress
 from subscriber.apply.retry import Backoff, is_coming_up, policy
-from subscriber.apply.tasks import task_group
+from subscriber.apply.tasks import Stopped, task_group, unless_set
 from subscriber.catalog import Catalog, Definition
 from subscriber.config import Settings
 from subscriber.errors import (
@@ -126,7 +127,8 @@ class Launcher:
                 try:
                     while not self._stop.is_set():
                         try:
-                            await self._follow(catalog, group)
+                            with contextlib.suppress(Stopped):
+                                await unless_set(self._stop, self._follow(catalog, group))
                         except TargetError as error:
                             if isinstance(error, SubscriptionInUse):
                                 raise
@@ -154,7 +156,9 @@ class Launcher:
         logged = ""
         while True:
             try:
-                return await self._open()
+                return await unless_set(self._stop, self._open())
+            except Stopped:
+                return None
             except TargetError as error:
                 if isinstance(error, SubscriptionInUse):
                     raise

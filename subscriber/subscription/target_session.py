@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subscriber.errors import TargetUnavailable
-from subscriber.interfaces import ApplyStatistics, GroupingSink, OpenedSink, TableGroup
+from subscriber.interfaces import AbortableSink, ApplyStatistics, GroupingSink, OpenedSink, TableGroup
 from subscriber.protocol.lsn import Lsn
 from subscriber.subscription.spec import RunSpec
 
@@ -60,6 +60,11 @@ class TargetSession:
         if not self.is_open or not isinstance(opened, GroupingSink):
             raise TargetUnavailable("the sink is closed", hint="it is opened again soon")
         return opened.open_group()
+
+    def abort(self) -> None:
+        """Cut the sessions with a target that does not answer, if it has sessions."""
+        if isinstance(self.spec.sink, AbortableSink):
+            self.spec.sink.abort()
 
     async def close(self) -> None:
         """Close what is open. Idempotent."""

@@ -150,6 +150,11 @@ class PostgresSink:
         """See :meth:`subscriber.interfaces.WatchedSink.activity`."""
         return await self._watcher.activity() if self._watcher is not None else TargetActivity(math.inf)
 
+    def abort(self) -> None:
+        """See :meth:`subscriber.interfaces.AbortableSink.abort`."""
+        for target in (self._shared.applying, self._shared.copying):
+            target.abort()
+
     async def check(self, tables: Sequence[PublishedTable], *, two_phase: bool) -> list[Finding]:
         """Problems that the subscription would have in the target. See :meth:`subscriber.interfaces.Sink.check`.
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Final
 from subscriber.apply.retry import Backoff, is_coming_up, policy
 from subscriber.apply.tables.parking import RESYNC_HINT, Parking
 from subscriber.apply.tables.table_state import TableStates
-from subscriber.apply.tasks import task_group
+from subscriber.apply.tasks import Stopped, task_group
 from subscriber.errors import RelationError, SubscriberError, raise_all
 from subscriber.interfaces import FinishingSink, ParkingSink, Retry, TwoPhaseState
 from subscriber.log_fields import error_fields
 from subscriber.repeated_errors import RepeatedErrors
-from subscriber.subscription.run.run_state import RunState, Stopped
+from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.snapshot_service import SnapshotService
 from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
@@ -79,7 +79,7 @@ class Run:
             SubscriberError: an error that is not retried.
         """
         try:
-            await self._state.unless_stopped(self._run(), grace=_STOP_SECONDS)
+            await self._state.unless_stopped(self._run(), grace=_STOP_SECONDS, abort=self._target.abort)
         except Stopped:
             _log.warning("the target did not finish the current changes within %.0f s: the next start receives them again", _STOP_SECONDS)
 

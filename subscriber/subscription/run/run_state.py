@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from subscriber.apply.hold import AppliedTransactions, Hold
 from subscriber.apply.tables.table_state import TableStates, Watchers
 from subscriber.apply.tables.table_synchronization import ReconciledRows
+from subscriber.apply.tasks import unless_set
 from subscriber.catalog.verifications import TableVerification
 from subscriber.config.copy_window import CopyWindow
 from subscriber.errors import SubscriberError
@@ -22,13 +23,9 @@ from subscriber.transaction.feedback import FlushTracker
 if TYPE_CHECKING:
     from subscriber.subscription.run.relay import Relay
 
-__all__ = ["RunState", "Stopped"]
+__all__ = ["RunState"]
 
 T = TypeVar("T")
-
-
-class Stopped(Exception):
-    """The run was asked to stop."""
 
 
 class RunState:
@@ -216,29 +213,6 @@ class RunState:
         self.states.changed.notify()
         self.watchers.notify()
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T], *, grace: float = 0.0) -> T:
-        """Await work that can be cancelled at any moment.
-
-        Args:
-            work: is cancelled when the run is to stop.
-            grace: seconds that the work may take to finish after that.
-
-        Raises:
-            Stopped: the work was cancelled because the run is to stop.
-        """
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self.stop.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if grace and not task.done():
-                await asyncio.wait({task}, timeout=grace)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-                if task.cancelled() or task.exception() is not None:
-                    raise Stopped
-                # the cancellation came too late, or was swallowed (as by wait_for of Python 3.11): the result must not be lost
-            return task.result()
-        finally:
-            task.cancel()
-            stop.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
+    async def unless_stopped(self, work: Coroutine[Any, Any, T], *, grace: float = 0.0, abort: Callable[[], None] | None = None) -> T:
+        """Await work until the run is to stop. See :func:`subscriber.apply.tasks.unless_set`."""
+        return await unless_set(self.stop, work, grace=grace, abort=abort)

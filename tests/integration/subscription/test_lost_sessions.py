@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import signal
 from collections.abc import Iterator
 
 import pytest
 
 from subscriber.subscription.targets import open_catalog
+from tests.support.database import Database
+from tests.support.managed import create
 from tests.support.program import Program, running
 from tests.support.proxy import ThreadedProxy, proxy_of
 from tests.support.sqlalchemy_targets import ALL, OtherTarget, Replica
@@ -80,3 +84,20 @@ async def test_launcher_whose_session_a_firewall_has_forgotten(other_target: Oth
             assert await catalog.become_launcher(lost) not in {lost, None}
         finally:
             await catalog.close()
+
+
+@pytest.mark.slow
+def test_stop_while_the_target_does_not_answer(publisher18_db: Database, target_db: Database) -> None:
+    """Time limits of 5 s followed one another, and the launcher did not look whether it was to stop."""
+    for database in (publisher18_db, target_db):
+        database.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    publisher18_db.execute("CREATE PUBLICATION pub FOR TABLE t")
+    with behind_proxy(OtherTarget("native", target_db.dsn, target_db.fetch, target_db.execute)) as (url, proxy):
+        asyncio.run(create(publisher18_db, target_db))
+        with running("run", "--target", url, "-c", "apply_workers=4") as program:
+            publisher18_db.execute("INSERT INTO t VALUES (1)")
+            target_db.wait("SELECT count(*) FROM t", 1)
+            proxy.freeze(all_later=True)
+            publisher18_db.execute("INSERT INTO t VALUES (2)")
+            program.send(signal.SIGTERM)
+            assert program.ended().seconds < 10

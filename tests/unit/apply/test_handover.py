@@ -22,7 +22,7 @@ from subscriber.apply.receiving.receiver import Receiver
 from subscriber.apply.tables.parking import Parking
 from subscriber.apply.tables.table_sync_launcher import SyncLauncher
 from subscriber.apply.tables.table_synchronization import SyncRun, TableSynchronization
-from subscriber.apply.tasks import task_group
+from subscriber.apply.tasks import Stopped, task_group
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.errors import PublisherUnavailable, SubscriberError, TargetUnavailable
 from subscriber.interfaces import CopyFormat, Position, TableEntry, TableName, TableState
@@ -31,7 +31,7 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.rate_limit import RateLimit
 from subscriber.stream_session import FollowedSlot
 from subscriber.subscription.run import slot_follower
-from subscriber.subscription.run.run_state import RunState, Stopped
+from subscriber.subscription.run.run_state import RunState
 from subscriber.subscription.run.slot_follower import SlotFollower
 from subscriber.subscription.run.status_reports import KnownProgress, StatusReports
 from subscriber.subscription.run.watchdog import Watchdog

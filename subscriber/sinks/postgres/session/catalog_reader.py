@@ -19,6 +19,7 @@ __all__ = ["CatalogQueries", "CatalogReader", "CatalogSession", "Execute"]
 CatalogSession: TypeAlias = "asyncpg.Connection[asyncpg.Record] | LibpqSession"
 
 _ROLLBACK_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 1.0
 """Time limit for a ROLLBACK, so that a target that does not answer cannot block the end of a report."""
 
 _OWNER: Final = """
@@ -157,4 +158,4 @@ class CatalogReader:
     async def close(self) -> None:
         """Disconnect, with a Terminate message if the server still answers."""
         with contextlib.suppress(TargetError), translated():
-            await self.connection.close(timeout=5)
+            await self.connection.close(timeout=_CLOSE_SECONDS)

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import traceback
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -93,6 +94,28 @@ _OPTION_NAME = re.compile(
 )
 
 
+class _Session(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """A session that can be cut while another task waits for it."""
+
+    _cancelling: asyncio.Timeout | None = None
+
+    async def cancel_safe(self, *, timeout: float = 30.0) -> None:
+        # what psycopg calls when a task that waits for an answer is cancelled: through another connection, which may get no answer either
+        try:
+            async with asyncio.timeout(timeout) as self._cancelling:
+                await super().cancel_safe(timeout=timeout)
+        finally:
+            self._cancelling = None
+
+    def abort(self) -> None:
+        """Who waits for the server sees the end of the connection."""
+        if self._cancelling is not None and not self._cancelling.expired():
+            self._cancelling.reschedule(asyncio.get_running_loop().time())
+        # not closed: the event loop waits for this file descriptor
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.pgconn.socket)) as same:
+            same.shutdown(socket.SHUT_RDWR)
+
+
 class Target:
     """The target database. ``conninfo`` is a libpq URL or a string of keywords and values.
 
@@ -102,7 +125,7 @@ class Target:
 
     def __init__(self, conninfo: str) -> None:
         self.conninfo = conninfo
-        self._sessions: list[psycopg.AsyncConnection[tuple[Any, ...]]] = []
+        self._sessions: list[_Session] = []
         self._readers: list[asyncpg.Connection[asyncpg.Record]] = []
         self._pids: deque[int] = deque(maxlen=_REMEMBERED)
         try:
@@ -186,10 +209,10 @@ class Target:
         if not await done(connection.info.backend_pid) and not await done(await settle(run, another, "target")):
             raise shared_session("target")
 
-    async def _connect(self, **parameters: str) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    async def _connect(self, **parameters: str) -> _Session:
         try:
             with awaiting(None):
-                return await psycopg.AsyncConnection.connect(
+                return await _Session.connect(
                     make_conninfo(self._secured, client_encoding="UTF8", **parameters), autocommit=True, prepare_threshold=None
                 )
         except psycopg.Error as error:
@@ -210,9 +233,16 @@ class Target:
             traceback.clear_frames(error.__traceback__)
             raise
 
-    def sessions(self) -> list[psycopg.AsyncConnection[tuple[Any, ...]]]:
+    def sessions(self) -> list[_Session]:
         """The open sessions of :meth:`connect`."""
         return [session for session in self._sessions if not session.closed]
+
+    def abort(self) -> None:
+        """Cut all sessions, because the server does not answer: what waits for it ends."""
+        for session in self.sessions():
+            session.abort()
+        for reader in self._readers:
+            reader.terminate()
 
     def reader_pids(self) -> list[int]:
         """PIDs of the open sessions of :meth:`connect_asyncpg`."""
