@@ -16,6 +16,8 @@ from subscriber.sinks.postgres.apply.transaction_sender import TransactionSender
 from subscriber.sinks.postgres.parallel import group
 from subscriber.sinks.postgres.parallel.group import GroupAttempt
 from subscriber.sinks.postgres.parallel.pace import Pace
+from subscriber.sinks.postgres.parallel.sessions import ParallelSessions
+from subscriber.sinks.postgres.session.apply_session import ApplySession
 from subscriber.subscription.cutover.cutover import cutover
 from subscriber.subscription.cutover.options import CutoverOptions
 from subscriber.transaction.model import Transaction
@@ -213,6 +215,29 @@ async def test_too_few_connections(publisher18_db: Database, target_db: Database
         assert "only 1 of these sessions could be opened in the target" in line
         assert "too many connections" in line
     assert counts.committed
+
+
+async def test_a_session_that_is_lost_while_it_opens(
+    publisher18_db: Database, target_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bug was that there were fewer sessions for a minute."""
+    carry, lost = ParallelSessions._carry_origin, list[int]()
+
+    async def carry_origin(self: ParallelSessions, session: ApplySession) -> None:
+        if not lost:
+            lost.append(session.pid)
+            target_db.execute(f"SELECT pg_terminate_backend({session.pid}, 5000)")
+        await carry(self, session)
+
+    monkeypatch.setattr(ParallelSessions, "_carry_origin", carry_origin)
+    make(publisher18_db, target_db)
+    async with replica(publisher18_db, target_db, settings=WORKERS, copy_data=False) as found:
+        await all_ready(found)
+        publisher18_db.execute("INSERT INTO t VALUES (1, 1, 'x')")
+        await found.same(ROWS)
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name ~ 'parallel apply$'"
+        await asyncio.to_thread(target_db.wait, sessions, 3)
+    assert lost
 
 
 async def test_other_settings(publisher18_db: Database, target_db: Database, counts: Counts) -> None:

@@ -65,7 +65,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Final
 
-from subscriber.errors import ProtocolError, TargetError
+from subscriber.errors import ProtocolError, TargetError, TargetUnavailable
 from subscriber.interfaces import Batch, RelationGate
 from subscriber.sinks.postgres.apply.applier import Applier
 from subscriber.sinks.postgres.parallel.followed_tables import FollowedTables
@@ -329,7 +329,11 @@ class ParallelGroups:
     async def _open(self) -> None:
         try:
             while self._sessions.count < self._workers:
-                await self._sessions.open_idle()
+                try:
+                    await self._sessions.open_idle()
+                except TargetUnavailable:
+                    # it may have been lost while it was opened
+                    await self._sessions.open_idle()
         except TargetError as error:
             self._open_after = asyncio.get_running_loop().time() + _MINUTE
             _log.warning(
