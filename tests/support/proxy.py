@@ -203,8 +203,15 @@ class Proxy:
                     self.links.discard(link)
                     link.end()
         finally:
-            writer.transport.abort()
+            _reset(writer)
             self._tasks.discard(task)
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    """The other side sees a reset, unless it has been sent everything and the end."""
+    # abort() of Python 3.11 fails if a closed transport has sent the rest of its buffer
+    if not writer.transport.is_closing() or writer.transport.get_write_buffer_size():
+        writer.transport.abort()
 
 
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -225,8 +232,8 @@ class Link:
 
     def end(self) -> None:
         """Reset both sides."""
-        self._client_writer.transport.abort()
-        self._server_writer.transport.abort()
+        _reset(self._client_writer)
+        _reset(self._server_writer)
 
     async def run(self) -> None:
         """Pass on until one side ends."""
@@ -317,7 +324,7 @@ class Link:
                 self.end()
                 return False
             case Then.ORPHAN:
-                self._client_writer.transport.abort()
+                _reset(self._client_writer)
                 await self._proxy.pause(_ORPHAN_SECONDS)
                 return False
 
