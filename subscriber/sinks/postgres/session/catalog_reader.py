@@ -18,9 +18,8 @@ __all__ = ["CatalogQueries", "CatalogReader", "CatalogSession", "Execute"]
 
 CatalogSession: TypeAlias = "asyncpg.Connection[asyncpg.Record] | LibpqSession"
 
-_ROLLBACK_SECONDS: Final = 1.0
-_CLOSE_SECONDS: Final = 1.0
-"""Time limit for a ROLLBACK, so that a target that does not answer cannot block the end of a report."""
+_LAST_SECONDS: Final = 1.0
+"""Time limit for a ROLLBACK, and for the end of the session, so that a target that does not answer cannot block the end of a report."""
 
 _OWNER: Final = """
 SELECT r.rolname::text AS owner, r.rolname = current_user AS own
@@ -106,7 +105,7 @@ class CatalogReader:
     async def roll_back(self) -> None:
         """Roll back within a short time limit, because the caller's own may be over. An error is not raised: it ends the session."""
         try:
-            async with asyncio.timeout(_ROLLBACK_SECONDS):
+            async with asyncio.timeout(_LAST_SECONDS):
                 with translated():
                     await self.connection.execute("ROLLBACK")
         except (TargetError, TimeoutError):
@@ -158,4 +157,4 @@ class CatalogReader:
     async def close(self) -> None:
         """Disconnect, with a Terminate message if the server still answers."""
         with contextlib.suppress(TargetError), translated():
-            await self.connection.close(timeout=_CLOSE_SECONDS)
+            await self.connection.close(timeout=_LAST_SECONDS)
