@@ -67,22 +67,19 @@ class SparkSink:
         """
         require_name(name)
         lake = await run_in_thread(lambda: Lake.find(self._sessions.storage))
-        if self._defined and (lake is None or lake.dropped or lake.name != name):
+        if lake is None or (self._defined and not lake.has(name)):
             return False
-        if lake is not None:
-            self._require_ours(lake, name)
-        return lake is not None
+        self._require_ours(lake, name)
+        return True
 
     def _require_ours(self, lake: Lake | None, name: str) -> Lake:
-        gone = lake is None or lake.dropped or lake.name != name
-        if self._defined and gone:
+        if lake is not None and lake.has(name):
+            return lake
+        if lake is None or self._defined:
             raise SubscriptionChanged(
                 f'subscription "{name}" was dropped or renamed in the meantime', hint="`subscriber status` lists the existing subscriptions"
             )
-        assert lake is not None
-        if lake.dropped or lake.name != name:
-            raise lake_of_another(lake, name)
-        return lake
+        raise lake_of_another(lake, name)
 
     async def open(self, name: str, on_durable: Callable[[Lsn], None]) -> OpenedSparkSink:
         """Lock the lake, create it if it does not exist, and recover the landing zone.

@@ -149,9 +149,13 @@ class Lake:
         storage.make_directory("")
         # slot names contain this number; they have 63 characters for it and two oids
         lake = cls(storage, name, str(secrets.randbits(63)))
-        write_document(storage, IDENTITY, {"subscription": name, "target_identifier": lake.target_identifier, "dropped": False})
+        lake.identify(name)
         lake.is_certain = False  # nothing is stored
         return lake
+
+    def has(self, name: str) -> bool:
+        """Whether the lake has the subscription of this name."""
+        return self.name == name and not self.dropped
 
     def identify(self, name: str, *, dropped: bool = False) -> None:
         """Give the subscription another name, or mark it as dropped."""
@@ -261,9 +265,8 @@ class Lake:
 
 def lake_of_another(lake: Lake, name: str) -> TargetError:
     """The error for a lake that does not belong to the subscription of this name."""
-    ownership = f'belonged to subscription "{lake.name}", which was dropped'
-    if not lake.dropped:
-        ownership = f'belongs to subscription "{lake.name}", not "{name}"'
+    dropped = f'belonged to subscription "{lake.name}", which was dropped'
+    ownership = dropped if lake.dropped else f'belongs to subscription "{lake.name}", not "{name}"'
     return TargetError(f"the lake in {lake.storage.place} {ownership}", hint="use a separate directory for each subscription")
 
 

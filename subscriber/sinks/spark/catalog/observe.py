@@ -12,7 +12,7 @@ from typing import Any, Final
 from subscriber.catalog import ApplierObservation, Observation, TableObservation
 from subscriber.catalog.verifications import since_synchronized
 from subscriber.errors import TargetError
-from subscriber.interfaces import Retry, TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
+from subscriber.interfaces import TableEntry, TableName, TableState, WorkerActivity, WorkerDetails
 from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import APPLIER_LOCK, COPY_DOCUMENT, LANDING, WRITER_LOCK, Lake, LakeTable, copy_directory
 from subscriber.sinks.spark.catalog.snapshots import NOT_PUBLISHED, Snapshot, StoppedTable, read_snapshot
@@ -79,7 +79,7 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             table=name,
             entry=ours.get(name, table.entry),
             worker=workers.get(name),
-            retry=_retry(workers.get(name)),
+            retry=WorkerDetails.from_json(workers[name].details).retry if name in workers else None,
             verification=since_synchronized(table.entry, verified.get(name)),
         )
         for name, table in sorted(lake.state.tables.items(), key=lambda item: item[0])
@@ -99,10 +99,6 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             by_command_line=definition.conninfo is None,
         )
     ]
-
-
-def _retry(worker: WorkerActivity | None) -> Retry | None:
-    return None if worker is None else WorkerDetails.from_json(worker.details).retry
 
 
 def _stopped(storage: Storage) -> Mapping[TableName, StoppedTable]:

@@ -151,7 +151,7 @@ class LakeCatalog:
 
     async def _found(self, name: str) -> Lake:
         lake = await self._find()
-        if lake is None or lake.name != name:
+        if lake is None or not lake.has(name):
             raise no_such_subscription(name)
         return lake
 
@@ -369,7 +369,7 @@ class LakeCatalog:
 
 
 def _is_there(lake: Lake, name: str) -> TargetError:
-    if lake.name == name and not lake.dropped:
+    if lake.has(name):
         return TargetError(
             f'subscription "{name}" already exists', sqlstate="42710", hint="use another directory, or drop the existing subscription first"
         )

@@ -97,9 +97,7 @@ def _consistent(changes: pa.Table, ids: pa.Array, old: pa.Array) -> bool:
     """Whether no change needs a row that an earlier change deleted."""
     if not pc.any(pc.equal(changes["_op"], "d")).as_py():
         return True
-    order = pc.sort_indices(
-        pa.table({"id": ids, "row": pa.array(range(len(ids)), pa.int64())}), [("id", "ascending"), ("row", "ascending")]
-    )
+    order = pc.sort_indices(ids)  # equal ones stay in order
     ids, old = ids.take(order), old.take(order)
     gone = pc.equal(changes["_op"], "d").combine_chunks().take(order)
     after = pc.and_(pc.equal(ids[1:], ids[:-1]), pc.and_(gone[:-1], old[1:]))
@@ -149,8 +147,7 @@ def merge_whole_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> 
     if not rows.num_rows:
         return rows, MissingRows()
     signs = pc.if_else(pc.equal(changes["_op"], "d"), pa.scalar(-1, pa.int64()), pa.scalar(1, pa.int64()))
-    before = pa.chunked_array([pa.array([1] * (rows.num_rows - changes.num_rows), pa.int64())])
-    weights = pa.concat_arrays([*before.chunks, *(signs.chunks if isinstance(signs, pa.ChunkedArray) else [signs])])
+    weights = pa.concat_arrays([pa.repeat(pa.scalar(1, pa.int64()), base.num_rows), *signs.chunks])
     ids = group_ids([rows[name] for name in names])
     if _runs_short(ids, weights):
         changes, missing = without_missing_rows(base, changes, schema)

@@ -8,7 +8,7 @@ key changes between two values that are equal to PostgreSQL's operators (-0 and 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from subscriber.sinks.spark.schema.table_schema import SPECIAL
 from subscriber.sinks.spark.tables.data_file import Bound
 
-__all__ = ["group_ids", "held_values", "is_orderable", "key_columns", "rank"]
+__all__ = ["group_ids", "is_orderable", "key_columns", "rank"]
 
 
 def rank(value: Any) -> Bound:
@@ -32,18 +32,14 @@ def is_orderable(type_: pa.DataType) -> bool:
 
 def key_columns(table: pa.Table, keys: Sequence[str]) -> list[pa.ChunkedArray]:
     """The columns that form the key of each row, including the texts of values that they could not hold."""
-    return [*(table[key] for key in keys), held_values(table[SPECIAL], lambda field: field in keys)]
-
-
-def held_values(special: pa.ChunkedArray, keep: Callable[[str], bool]) -> pa.ChunkedArray:
-    """The ``_special`` of rows, with some of the fields only."""
-    if special.null_count == len(special):
-        return special
-    texts: list[str | None] = []
-    for text in special.to_pylist():
-        values = {} if text is None else {field: value for field, value in json.loads(text).items() if keep(field)}
-        texts.append(json.dumps(values, sort_keys=True) if values else None)
-    return pa.chunked_array([pa.array(texts, pa.string())])
+    special = table[SPECIAL]
+    if special.null_count < len(special):
+        texts: list[str | None] = []
+        for text in special.to_pylist():
+            values = {} if text is None else {field: value for field, value in json.loads(text).items() if field in keys}
+            texts.append(json.dumps(values, sort_keys=True) if values else None)
+        special = pa.chunked_array([pa.array(texts, pa.string())])
+    return [*(table[key] for key in keys), special]
 
 
 def group_ids(columns: Sequence[pa.ChunkedArray]) -> pa.Array:

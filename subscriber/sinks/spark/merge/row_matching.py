@@ -14,7 +14,7 @@ import pyarrow as pa
 from subscriber.sinks.spark.merge.keys import group_ids, key_columns
 from subscriber.sinks.spark.schema.table_schema import SPECIAL, TableSchema
 
-__all__ = ["MissingRows", "identity_names", "update_pairs", "without_missing_rows"]
+__all__ = ["MissingRows", "update_pairs", "without_missing_rows"]
 
 
 @dataclass(slots=True)
@@ -29,11 +29,6 @@ class MissingRows:
         self.deletes += other.deletes
 
 
-def identity_names(schema: TableSchema) -> list[str]:
-    """The columns that identify a row of a table."""
-    return schema.current.names if schema.full else [*schema.keys, SPECIAL]
-
-
 def update_pairs(changes: pa.Table) -> list[bool]:
     """Whether each row is the second of the two of one UPDATE. If not, the other may belong to another unit. One entry more than rows."""
     moved, lsns, seqs = (changes[name].to_pylist() for name in ("_moved", "_lsn", "_seq"))
@@ -44,10 +39,10 @@ def update_pairs(changes: pa.Table) -> list[bool]:
 def without_missing_rows(base: pa.Table, changes: pa.Table, schema: TableSchema) -> tuple[pa.Table, MissingRows]:
     """Leave out changes whose row does not exist. Return the others, and counts. An UPDATE that is two rows counts once.
 
-    The base needs the columns of :func:`identity_names`. The changes are those after the last TRUNCATE, in order. With REPLICA IDENTITY
-    FULL, equal rows are counted.
+    The base needs the columns that identify a row. The changes are those after the last TRUNCATE, in order. With REPLICA IDENTITY FULL,
+    equal rows are counted.
     """
-    names = identity_names(schema)
+    names = schema.current.names if schema.full else [*schema.keys, SPECIAL]
     both = pa.concat_tables([base.select(names), changes.select(names)])
     columns = [both[name] for name in names] if schema.full else key_columns(both, schema.keys)
     ids = group_ids(columns).to_pylist()

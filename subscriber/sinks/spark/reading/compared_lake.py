@@ -69,7 +69,7 @@ class ComparedLake:
                 f"verify needs a lake in a directory, and {location} is none", hint="compare a snapshot with a query of your own"
             )
         lake = await run_in_thread(lambda: Lake.find(storage))
-        if lake is None or lake.dropped or lake.name != name:
+        if lake is None or not lake.has(name):
             raise no_such_subscription(name)
         return cls(storage, await run_in_thread(lambda: defined(storage, lake)))
 

@@ -11,7 +11,7 @@ Source: manual, Arrays, Array Input and Output Syntax.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -131,13 +131,8 @@ def _lists(text: pa.Array, arrow: pa.DataType) -> tuple[pa.Array, Specials]:
     spoiled = {owners[element] for element in refused}
     if spoiled:
         specials |= {row: texts[row] or "" for row in spoiled}
-        result = _without(result, spoiled)
+        result = result.take(pa.array([None if row in spoiled else row for row in range(len(result))], pa.int64()))
     return result, dict(sorted(specials.items()))
-
-
-def _without(array: pa.Array, rows: set[int]) -> pa.Array:
-    taken: Callable[[int], int | None] = lambda row: None if row in rows else row  # noqa: E731
-    return array.take(pa.array([taken(row) for row in range(len(array))], pa.int64()))
 
 
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)*)"([,}])', re.DOTALL)

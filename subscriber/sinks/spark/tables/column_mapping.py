@@ -61,14 +61,12 @@ def renamed_rows(rows: pa.RecordBatch, names: Mapping[str, str]) -> pa.RecordBat
             lists = [None if one is None else [names.get(field, field) for field in one] for one in array.to_pylist()]
             arrays.append(pa.array(lists, array.type))
         elif name == SPECIAL and array.null_count < len(array):
-            arrays.append(pa.array([None if text is None else _renamed_text(text, names) for text in array.to_pylist()], array.type))
+            held = [{} if text is None else json.loads(text) for text in array.to_pylist()]
+            renamed = [{names.get(field, field): value for field, value in values.items()} for values in held]
+            arrays.append(pa.array([json.dumps(values, sort_keys=True) if values else None for values in renamed], array.type))
         else:
             arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=_renamed_schema(rows.schema, names))
-
-
-def _renamed_text(text: str, names: Mapping[str, str]) -> str:
-    return json.dumps({names.get(field, field): value for field, value in json.loads(text).items()}, sort_keys=True)
 
 
 def _renamed_schema(schema: pa.Schema, names: Mapping[str, str]) -> pa.Schema:

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 from pyroaring import BitMap
 
 from subscriber.errors import TargetError
@@ -33,7 +33,7 @@ from subscriber.sinks.spark.tables.data_file import DataFile
 from subscriber.sinks.spark.tables.deletion_vectors import VECTORS
 from subscriber.sinks.spark.tables.delta_reader import BEGUN, DeltaReader
 from subscriber.sinks.spark.tables.lake_columns import is_without_zone, with_comments
-from subscriber.sinks.spark.tables.table_errors import CommitConflict, write_error
+from subscriber.sinks.spark.tables.table_errors import CommitConflict
 from subscriber.sinks.spark.tables.table_features import ENABLE_VECTORS, is_append_only, unwritable, violated, with_deletion_vectors
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog, changes_rows, has
 
@@ -99,7 +99,7 @@ class LakeDelta(DeltaReader):
         self._storage.make_directory(self.directory)
         if begins is not None:
             write_document(self._storage, f"{self.directory}/{BEGUN}", {"lsn": str(begins)})
-        with self._translated():
+        with self._translated(writes=True):
             self._durable, self._log = -1, TableLog(self._storage, self.directory)
             self._table = DeltaTable.create(self.uri, Schema.from_arrow(schema), configuration={**_PROPERTIES, **self._retention()})
         if self.version:
@@ -129,7 +129,7 @@ class LakeDelta(DeltaReader):
             return "files with deletion vectors, in an object store"
         if self._storage.root is None and self.has_feed:
             return "a Change Data Feed, in an object store"
-        with self._translated():
+        with self._translated(writes=True):
             return unwritable(self._there, columns=columns)
 
     @property
@@ -139,7 +139,7 @@ class LakeDelta(DeltaReader):
 
     def violated(self, added: Sequence[DataFile]) -> str | None:
         """The constraint that rows of new files violate. See :func:`subscriber.sinks.spark.tables.table_features.violated`."""
-        with self._translated():
+        with self._translated(writes=True):
             return violated(self._there, [(f"{self.uri}/{quote(file.path)}", file.size, file.stats) for file in added])
 
     def add_columns(self, schema: pa.Schema, by: Callable[[pa.Schema, str], None] | None = None) -> None:
@@ -253,7 +253,7 @@ class LakeDelta(DeltaReader):
         """
         before = self.version
         try:
-            with self._translated():
+            with self._translated(writes=True):
                 yield
         except TargetError as error:
             if isinstance(error.__cause__, CommitFailedError) and self.load() and self.version > before:
@@ -284,12 +284,12 @@ class LakeDelta(DeltaReader):
         self._log.sync(since, version)
         self._durable = version
         if version // _CHECKPOINT_VERSIONS > max(since, 0) // _CHECKPOINT_VERSIONS:
-            with self._translated():
+            with self._translated(writes=True):
                 self._there.cleanup_metadata()
 
     def unneeded(self, retain_hours: int) -> list[str]:
         """Files in the table's directory that no version within the retention time has, and that are older than that time themselves."""
-        with self._translated():
+        with self._translated(writes=True):
             found = self._there.vacuum(retention_hours=retain_hours, dry_run=True, enforce_retention_duration=False, full=True)
         # delta-rs does not know which files have vectors
         before = time.time() - retain_hours * 3600
@@ -298,14 +298,6 @@ class LakeDelta(DeltaReader):
         needed = {file.vector.file for file in self.table_files().values() if file.vector is not None}
         self._log.forget_removed(int(before * 1000))
         return [path for path in {*found, *vectors} - needed if path not in self._log.removed]
-
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaError, OSError) as error:
-            self._table = None
-            raise write_error(self.uri, error) from error
 
 
 def commit_note(operation: str, lsn: Lsn, after: Lsn | None = None) -> str:

@@ -16,7 +16,7 @@ from subscriber.sinks.spark.files.documents import read_document
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.tables.commit_actions import row_count
 from subscriber.sinks.spark.tables.lake_columns import lake_schema
-from subscriber.sinks.spark.tables.table_errors import read_error
+from subscriber.sinks.spark.tables.table_errors import read_error, write_error
 from subscriber.sinks.spark.tables.table_features import ENABLE_FEED
 from subscriber.sinks.spark.tables.table_log import LOG, TableFile, TableLog
 
@@ -55,7 +55,7 @@ class DeltaReader:
         Raises:
             TableStopped: the table is damaged, or delta-rs cannot read this kind of table.
         """
-        with self._reading():
+        with self._translated():
             if not DeltaTable.is_deltatable(self.uri):
                 self._table = None
                 return False
@@ -108,7 +108,7 @@ class DeltaReader:
 
     def add_actions(self) -> pa.Table:
         """The files of the loaded version with Delta's statistics, see ``column_statistics.py``."""
-        with self._reading():
+        with self._translated():
             return pa.table(self._there.get_add_actions(flatten=True))
 
     def begins(self) -> Lsn | None:
@@ -118,7 +118,7 @@ class DeltaReader:
 
     def at(self, version: int) -> DeltaTable:
         """The table as of a version."""
-        with self._reading():
+        with self._translated():
             return DeltaTable(self.uri, version=version)
 
     def files_at(self, version: int) -> dict[str, TableFile]:
@@ -135,14 +135,14 @@ class DeltaReader:
         if self._asked is None or self._asked[0] is not self._table or self._asked[1] != self.version:
             self._asked, self._applied = (self._table, self.version), {}
         if application not in self._applied:
-            with self._reading():
+            with self._translated():
                 found = self._table.transaction_version(application)
             self._applied[application] = None if found is None else Lsn(found)
         return self._applied[application]
 
     def applied_at(self, version: int, application: str) -> Lsn | None:
         """The LSN of an application's last commit, as of a version."""
-        with self._reading():
+        with self._translated():
             found = self.at(version).transaction_version(application)
         return None if found is None else Lsn(found)
 
@@ -168,9 +168,9 @@ class DeltaReader:
         return files, size
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _translated(self, *, writes: bool = False) -> Iterator[None]:
         try:
             yield
         except (DeltaError, OSError) as error:
             self._table = None
-            raise read_error(self.uri, self.directory, error) from error
+            raise (write_error(self.uri, error) if writes else read_error(self.uri, self.directory, error)) from error

@@ -62,10 +62,6 @@ class Cluster:
     def rows(self) -> int:
         return sum(file.live for file in self.files) + self.part
 
-    @property
-    def is_unit(self) -> bool:
-        return self.changes > 0 or self.needed
-
 
 def clusters_of(base: Sequence[BaseFile]) -> list[Cluster]:
     found: list[Cluster] = []
@@ -89,11 +85,8 @@ def divided_clusters(
     for cluster in clusters:
         cuts: list[Bound] = []
         if (cluster.changes or everything) and cluster.rows > target * _FAR:
-            known = pc.drop_null(keys_of(cluster.files))
-            ordered = known.take(pc.sort_indices(known))
-            parts = -(-cluster.rows // (target * _FAR // 2))
-            places = (len(ordered) * number // parts for number in range(1, parts)) if len(ordered) else ()
-            cuts = sorted({bound for place in places if (bound := rank(ordered[place].as_py())) > cluster.low})
+            found_cuts = OrderedKeys(keys_of(cluster.files)).cuts(-(-cluster.rows // (target * _FAR // 2)))
+            cuts = sorted(bound for bound in found_cuts if bound > cluster.low)
         if not cuts:
             found.append(cluster)
             continue
@@ -119,6 +112,10 @@ class OrderedKeys:
         """How many keys are below a key, or up to it."""
         find = bisect_right if after else bisect_left
         return find(self._keys, low, key=lambda value: rank(value.as_py()))
+
+    def cuts(self, parts: int) -> set[Bound]:
+        """Keys that divide all of them into parts of about equal size."""
+        return {rank(self._keys[len(self) * number // parts].as_py()) for number in range(1, parts)} if len(self) else set()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -187,13 +184,11 @@ def grouped(
     groups: dict[int, list[int]] = {}
     for number in range(len(clusters)):
         groups.setdefault(root(number), []).append(number)
-    return [group for group in groups.values() if everything or any(clusters[number].is_unit for number in group)]
+    return [
+        group for group in groups.values() if everything or any(clusters[number].changes or clusters[number].needed for number in group)
+    ]
 
 
-def divided_keys(keys: pa.ChunkedArray, target: int) -> list[Cluster]:
-    """Ranges with about equal counts of changes, for a table without files."""
-    known = pc.drop_null(keys)  # NULLs go with the first range
-    parts = max(-(-len(known) // target), 1)
-    ordered = known.take(pc.sort_indices(known)) if parts > 1 else known
-    cuts = {rank(ordered[len(ordered) * number // parts].as_py()) for number in range(1, parts)}
-    return [Cluster(low, low) for low in sorted({rank(None), *cuts})]
+def divided_keys(keys: OrderedKeys, target: int) -> list[Cluster]:
+    """Ranges with about equal counts of changes, for a table without files. NULLs go with the first range."""
+    return [Cluster(low, low) for low in sorted({rank(None), *keys.cuts(-(-len(keys) // target))})]

@@ -90,8 +90,8 @@ def plan_table(work: TableWork, changes: pa.Table, keys_of: KeysOf | None = None
     keys = changes[schema.keys[0]]
     small = [file for file in base if work.marks and file.rows < work.target_rows // SMALL]
     large = [file for file in base if file not in small]
-    clusters = clusters_of(large) if large else divided_keys(keys, work.target_rows)
     ordered = OrderedKeys(keys)
+    clusters = clusters_of(large) if large else divided_keys(ordered, work.target_rows)
     count_changes(clusters, ordered)
     clusters, spread = divided_clusters(clusters, work.target_rows, keys_of, everything=work.rewrite) if keys_of else (clusters, [])
     count_changes(clusters, ordered)

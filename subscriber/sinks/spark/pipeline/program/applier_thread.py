@@ -28,7 +28,6 @@ class ApplierThread:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: SubscriberError | None = None
-        self._ending: SubscriberError | None = None
 
     def start(self) -> None:
         """Start the thread, if the location asks for it and it is not running.
@@ -70,20 +69,25 @@ class ApplierThread:
         finally:
             self._failure = failure
 
-    def stop(self) -> None:
-        """Let the thread finish its round, and apply what is waiting if that is quick. Blocks for a limited time: call it in a thread."""
+    def stop(self) -> SubscriberError | None:
+        """Let the thread finish its round, and apply what is waiting if that is quick. Blocks for a limited time: call it in a thread.
+
+        Returns:
+            The error of the end. The next :meth:`start` does not raise it.
+        """
         if self._thread is None:
-            return
+            return None
         runs = self._thread.is_alive()
         self._stop.set()
         self._thread.join(_PATIENCE_SECONDS)
         if self._thread.is_alive():
             _log.warning("the applier did not end its round within %.0f s: not waiting for it", _PATIENCE_SECONDS)
-        else:
-            self._thread = None
-            if runs:
-                # of the end only: the next start() is not refused
-                self._ending, self._failure = self._failure, None
+            return None
+        self._thread = None
+        if not runs:
+            return None
+        ending, self._failure = self._failure, None
+        return ending
 
     def finish(self) -> None:
         """:meth:`stop`, and raise what kept the applier from applying everything.
@@ -91,8 +95,7 @@ class ApplierThread:
         Raises:
             SubscriberError: the error of the applier.
         """
-        self._ending = None
-        self.stop()
-        failure, self._failure, self._ending = self._failure or self._ending, None, None
+        ending = self.stop()
+        failure, self._failure = self._failure or ending, None
         if failure is not None:
             raise failure

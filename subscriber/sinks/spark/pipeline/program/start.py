@@ -72,22 +72,21 @@ def apply_lake(
     location = Location.of(lake).changed(parameters)
     if engine is None:
         engine = "spark" if master or conf or packages or register or is_under_spark() else "local"
+    if engine == "local":
+        options = {"--master": master, "--conf": conf, "--py-files": packages}
+        if given := [option for option, value in options.items() if value]:
+            raise ConfigurationError(f"engine local does not use {' and '.join(given)}", hint="use --engine spark, or omit that")
+        if register is not None:
+            raise ConfigurationError("engine local has no catalog", hint="--register needs --engine spark")
     with _progress_file(progress) as progress_file:
-        if engine == "local":
-            options = {"--master": master, "--conf": conf, "--py-files": packages}
-            if given := [option for option, value in options.items() if value]:
-                raise ConfigurationError(f"engine local does not use {' and '.join(given)}", hint="use --engine spark, or omit that")
-            if register is not None:
-                raise ConfigurationError("engine local has no catalog", hint="--register needs --engine spark")
-            _apply(location, None, stop, progress_file=progress_file, watch=watch, once=once)
-            return
-        spark = spark_session(master, conf, packages=packages)
-        if (ui := spark.sparkContext.uiWebUrl) is not None:
+        spark = spark_session(master, conf, packages=packages) if engine == "spark" else None
+        if spark is not None and (ui := spark.sparkContext.uiWebUrl) is not None:
             _log.info("Spark UI: %s", ui)
         try:
             _apply(location, spark, stop, progress_file=progress_file, watch=watch, register=register, once=once)
         finally:
-            end_session(spark)
+            if spark is not None:
+                end_session(spark)
 
 
 def apply_in_process(location: Location, stop: threading.Event, rest_seconds: float) -> None:
