@@ -77,6 +77,8 @@ class LakeSessions:
 class OpenedSparkSink:
     """A :class:`subscriber.interfaces.OpenedSink`, which says what methods without a description do. The lake is locked."""
 
+    prepares_in_target = False
+
     def __init__(
         self, sessions: LakeSessions, lake: Lake, stream: LandingStream, state: SubscriptionState, counted: dict[str, int]
     ) -> None:
@@ -88,7 +90,8 @@ class OpenedSparkSink:
         self._status = StatusFile(lake.storage, counted)
         self._has_histories = False
         self._closed = False
-        self._requests = lake_requests(lake.storage) if lake.storage.root is not None else None
+        # an object store has no locks, and so no requests
+        self.requests: RequestFiles | None = lake_requests(lake.storage) if lake.storage.root is not None else None
 
     async def _define(self, **changes: Any) -> None:
         """Change what ``subscriber create`` defined. Does nothing if the command line defines the subscription."""
@@ -219,10 +222,6 @@ class OpenedSparkSink:
     async def advance(self, lsn: Lsn) -> None:
         await (await self._streaming()).advance(lsn, self._sessions.applier.start)
 
-    @property
-    def prepares_in_target(self) -> bool:
-        return False
-
     async def prepare(self, prepared: PreparedTransaction, gate: RelationGate) -> None:
         await (await self._streaming()).prepare(prepared, gate)
 
@@ -252,11 +251,6 @@ class OpenedSparkSink:
 
     async def clear_skip(self) -> None:
         await self._define(skip_lsn=INVALID_LSN)
-
-    @property
-    def requests(self) -> RequestFiles | None:
-        """Requests of other processes. An object store has no locks, and so no requests."""
-        return self._requests
 
     @contextlib.asynccontextmanager
     async def exporting(self) -> AsyncIterator[ExportSnapshot]:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from subscriber.catalog.definition import claimed_elsewhere, require_name
 from subscriber.config import STORED, Settings, SubscriptionOptions
 from subscriber.errors import ConfigurationError, SubscriptionChanged
-from subscriber.interfaces import ApplyStatistics, Finding, PublishedTable, SubscriptionState
+from subscriber.interfaces import Finding, PublishedTable, SubscriptionState
 from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.checks import check_histories, check_place, check_tables, require_options
 from subscriber.sinks.spark.catalog.definition import DEFINITION
@@ -53,11 +53,7 @@ class SparkSink:
         self._location = Location.parse(target)
         self._defined = defined
         self._sessions = LakeSessions(self._location)
-
-    @property
-    def statistics(self) -> ApplyStatistics:
-        """Counts of what was landed since the sink was made."""
-        return self._sessions.statistics
+        self.statistics = self._sessions.statistics
 
     async def exists(self, name: str) -> bool:
         """Whether the lake exists and belongs to this subscription.

@@ -160,7 +160,7 @@ def _waiting_copies(storage: Storage, lake: Lake, snapshot: Snapshot | None) -> 
         copied = read_quietly(storage, f"{directory}/{COPY_DOCUMENT}").get("lsn")
         published = snapshot.tables.get(name) if snapshot is not None else None
         # the snapshot may still have the table from before it was copied again
-        if copied is not None and (published is None or published.applied is None or published.applied < Lsn.parse(copied)):
+        if copied is not None and (published is None or published.applied < Lsn.parse(copied)):
             count += 1
     return count
 

@@ -65,7 +65,7 @@ class SnapshotTable:
 
     path: str
     version: int
-    applied: Lsn | None = None
+    applied: Lsn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,23 +151,12 @@ class Snapshots:
         self._found: tuple[int, Snapshot] | None = None
 
     def newest(self) -> Snapshot | None:
-        """The newest published snapshot. None before the first. Raises as :func:`read_snapshot`."""
+        """The newest published snapshot. None before the first."""
         self._version = self._newest_version()
         return self.at(self._version)
 
-    def as_of_lsn(self, lsn: Lsn) -> Snapshot | None:
-        """The last snapshot at or before an LSN. None if there is none, or if it is no longer stored. Raises as :func:`read_snapshot`."""
-        return self._last(lambda publication: publication.lsn <= lsn)
-
-    def as_of_landed(self, landed: Lsn) -> Snapshot | None:
-        """The last snapshot whose last manifest ends at or before an LSN. As :meth:`as_of_lsn`."""
-        return self._last(lambda publication: publication.landed <= landed)
-
-    def as_of_time(self, time: datetime) -> Snapshot | None:
-        """The last snapshot that was published at or before a time. As :meth:`as_of_lsn`."""
-        return self._last(lambda publication: publication.published <= time)
-
-    def _last(self, is_before: Callable[[Publication], bool]) -> Snapshot | None:
+    def last(self, is_before: Callable[[Publication], bool]) -> Snapshot | None:
+        """The last snapshot of which this is true. It must be true of all before it. None if there is none, or it is no longer stored."""
         self._version = self._newest_version()
         # what is no longer stored is before everything else
         low, high = -1, self._version + 1
@@ -181,7 +170,7 @@ class Snapshots:
         return self.at(low)
 
     def at(self, version: int) -> Snapshot | None:
-        """The snapshot as of a version of the Delta table. None if there is none. Raises as :func:`read_snapshot`."""
+        """The snapshot as of a version of the Delta table. None if there is none."""
         found = self._publication(version)
         if found is None:
             return None
@@ -286,12 +275,11 @@ def _snapshot(publication: Publication, rows: list[dict[str, Any]]) -> Snapshot:
 
 
 def _table_json(table: SnapshotTable) -> dict[str, Any]:
-    return {"path": table.path, "version": table.version, "table_lsn": None if table.applied is None else str(table.applied)}
+    return {"path": table.path, "version": table.version, "table_lsn": str(table.applied)}
 
 
 def _table(row: Mapping[str, Any]) -> SnapshotTable:
-    applied = row["table_lsn"]
-    return SnapshotTable(row["path"], int(row["version"]), None if applied is None else Lsn.parse(applied))
+    return SnapshotTable(row["path"], int(row["version"]), Lsn.parse(row["table_lsn"]))
 
 
 def _stopped(error: str, stop: Mapping[str, Any]) -> StoppedTable:

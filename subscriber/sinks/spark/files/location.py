@@ -141,7 +141,9 @@ def _parsed(parameters: Iterable[tuple[str, str]]) -> dict[str, Any]:
     histories, without_vectors = set[TableName](), set[TableName]()
     for name, text in parameters:
         if name.startswith(_HISTORY):
-            histories.add(_history(name.removeprefix(_HISTORY), text))
+            histories.add(table := _table(name, name.removeprefix(_HISTORY)))
+            if text != "scd2":
+                raise ConfigurationError(f'unrecognized history value of table "{table}"', hint="scd2")
         elif name.startswith(_VECTORS):
             table = _table(name, name.removeprefix(_VECTORS))
             if not _PARSERS["deletion_vectors"](name, text):
@@ -166,13 +168,6 @@ def _table(parameter: str, table: str) -> TableName:
         kind = parameter.partition(".")[0]
         raise ConfigurationError(f'parameter "{kind}." of a Spark target needs a table', hint=f"as in {kind}.public.accounts")
     return TableName(namespace, name)
-
-
-def _history(table: str, text: str) -> TableName:
-    found = _table(_HISTORY, table)
-    if text != "scd2":
-        raise ConfigurationError(f'unrecognized history value of table "{table}"', hint="scd2")
-    return found
 
 
 def _above_zero(parse: Callable[[str, str], Any]) -> Callable[[str, str], Any]:

@@ -65,14 +65,12 @@ class PreparedTransactions:
 
     def xids(self) -> frozenset[int]:
         """The publisher's transaction IDs of all prepared transactions."""
-        return frozenset(int(document["xid"]) for document in self._waiting())
+        return frozenset(int(document["xid"]) for document in self._documents() if not document.get("over"))
 
     def gids(self) -> list[str]:
         """The publisher's identifiers of all prepared transactions, in the order of their PREPARE."""
-        return [str(document["gid"]) for document in sorted(self._waiting(), key=lambda document: Lsn.parse(document["end"]))]
-
-    def _waiting(self) -> list[dict[str, Any]]:
-        return [document for document in self._documents() if not document.get("over")]
+        waiting = [document for document in self._documents() if not document.get("over")]
+        return [str(document["gid"]) for document in sorted(waiting, key=lambda document: Lsn.parse(document["end"]))]
 
     def _documents(self) -> list[dict[str, Any]]:
         directories = [f"{_DIRECTORY}/{name}" for name in self._storage.entries(_DIRECTORY)]

@@ -62,25 +62,16 @@ class Append:
     parts: Sequence[LogPart]
 
 
+@dataclass(slots=True)
 class AppendPlanner:
     """Plans appends to the change logs of a lake. The caller keeps the opened logs, by directory, and the tables with stopped ones."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        lake: Lake,
-        logs: dict[str, LakeDelta],
-        stopped: Container[TableName],
-        *,
-        target_rows: int,
-        retain_hours: int,
-    ) -> None:
-        self._storage = storage
-        self._lake = lake
-        self._logs = logs
-        self._stopped = stopped
-        self._target_rows = target_rows
-        self._retain_hours = retain_hours
+    _storage: Storage
+    _lake: Lake
+    _logs: dict[str, LakeDelta]
+    _stopped: Container[TableName]
+    _target_rows: int
+    _retain_hours: int
 
     def log(self, name: TableName, table: LakeTable) -> LakeDelta:
         directory = table_directory("log", name, table.id)
@@ -138,7 +129,7 @@ class AppendPlanner:
         elif retyped_columns(present, schema):
             overwrite = columns
             rewritten = [
-                RewrittenFiles(directory=log.directory, files=(path,), schema=columns, metadata=self._metadata(log, path), rows=rows)
+                RewrittenFiles(directory=log.directory, files=(path,), schema=columns, metadata=self._identity(log, path), rows=rows)
                 for path, rows in log.files().items()
             ]
         else:
@@ -190,7 +181,7 @@ class AppendPlanner:
         if sum(map(len, runs)) < _SMALL_FILES:
             return None
         longest = max(runs, key=len)
-        identities = [(self._metadata(log, path), path) for path in longest]
+        identities = [(self._identity(log, path), path) for path in longest]
         groups = [(metadata, [path for _, path in group]) for metadata, group in groupby(identities, key=lambda one: one[0])]
         metadata, taken = max(groups, key=lambda group: len(group[1]))
         if len(taken) < _FEW_FILES:
@@ -201,9 +192,8 @@ class AppendPlanner:
             directory=log.directory, files=tuple(taken), schema=schema, order=("_lsn", "_seq"), metadata=metadata, rows=rows
         )
 
-    def _metadata(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
-        identity = read_identity(self._storage, f"{log.directory}/{path}")
-        return identity.metadata() if identity is not None else {}
+    def _identity(self, log: LakeDelta, path: str) -> dict[bytes, bytes]:
+        return read_identity(self._storage, f"{log.directory}/{path}")
 
 
 def _log_parts(directory: str, sources: Sequence[_Source], schema: TableSchema, after: int, target_rows: int) -> list[LogPart]:

@@ -73,9 +73,7 @@ class ChangeLog:
 
     def _follow(self, lake: Lake) -> None:
         self._lake = lake
-        self._planner = AppendPlanner(
-            self._storage, lake, self.opened, self.stopped, target_rows=self._target_rows, retain_hours=self._retain_hours
-        )
+        self._planner = AppendPlanner(self._storage, lake, self.opened, self.stopped, self._target_rows, self._retain_hours)
 
     def compact(self, lake: Lake, snapshot: Snapshot, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> None:
         """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait, or if they wait for too long.

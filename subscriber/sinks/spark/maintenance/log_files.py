@@ -23,13 +23,14 @@ from subscriber.sinks.spark.tables.data_file import DataFile, write_data_file
 
 __all__ = [
     "Copied",
-    "Identity",
     "LogPart",
     "RewrittenFiles",
     "Workers",
+    "identity_metadata",
     "read_identity",
     "rewrite_files",
     "runs_of_small_files",
+    "with_identity",
     "write_log_part",
 ]
 
@@ -48,30 +49,20 @@ class Workers(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A replica identity: its kind (``pg_class.relreplident``), and the fields that it has."""
-
-    kind: str
-    fields: tuple[str, ...]
-
-    @classmethod
-    def of(cls, schema: TableSchema) -> Identity:
-        return cls(schema.identity, schema.keys)
-
-    def metadata(self) -> dict[bytes, bytes]:
-        """For a file."""
-        return {_IDENTITY: json.dumps([self.kind, self.fields]).encode()}
+def identity_metadata(schema: TableSchema) -> dict[bytes, bytes]:
+    """The metadata of a file, which state the replica identity of its rows."""
+    return {_IDENTITY: json.dumps([schema.identity, schema.keys]).encode()}
 
 
-def read_identity(storage: Storage, path: str) -> Identity | None:
-    """The identity that a file of a change log states. None: it was written by an earlier version, or by another program."""
+def read_identity(storage: Storage, path: str) -> dict[bytes, bytes]:
+    """The metadata of a file of a change log that state the identity. Empty: another program has written it."""
     with storage.parquet(path) as file:
-        stated = (file.schema_arrow.metadata or {}).get(_IDENTITY)
-    if stated is None:
-        return None
-    kind, fields = json.loads(stated)
-    return Identity(kind, tuple(fields))
+        return {name: value for name, value in (file.schema_arrow.metadata or {}).items() if name == _IDENTITY}
+
+
+def with_identity(schema: TableSchema, metadata: Mapping[bytes, bytes]) -> TableSchema:
+    """A schema with the identity that metadata state."""
+    return schema.with_identity(*json.loads(metadata[_IDENTITY]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +101,7 @@ def write_log_part(storage: Storage, part: LogPart) -> DataFile | None:
             rows = _copied(rows, part.copied)
             if part.clears:
                 rows = pa.concat_tables([_truncate(rows.schema, part.copied), rows])
-        return _write(storage, part.directory, rows, Identity.of(part.schema).metadata()) if rows.num_rows else None
+        return _write(storage, part.directory, rows, identity_metadata(part.schema)) if rows.num_rows else None
 
 
 def _copied(rows: pa.Table, copied: Copied) -> pa.Table:

@@ -76,13 +76,14 @@ _FIRST_SWEEP_SECONDS: Final = 60.0
 
 
 class Applier:
-    """The applier of one lake, see the module. ``missing`` counts changes that found no row, since this object was created."""
+    """The applier of one lake, see the module. ``missing`` counts changes that found no row. ``is_remote``: in an object store."""
 
     def __init__(self, storage: Storage, engine: Engine, settings: ApplierSettings | None = None) -> None:
         self._storage = storage
         self._engine = engine
         self._settings = settings or ApplierSettings()
         self.missing = MissingRows()
+        self.is_remote = storage.root is None
         self.progress = ApplierProgress(storage.place, engine.name, self._settings.freshness)
         self._status = ApplierStatus(storage, self.progress, self.missing)
         self._tables = OpenTables(storage, self._settings.retain_hours)
@@ -154,11 +155,6 @@ class Applier:
         if found and read_boundary(self._storage) in {manifest.end for manifest in found}:
             return Waiting(-math.inf)  # a verification waits for the snapshot there
         return Waiting(self._looked - (found[0].gathering if found else 0.0), sum(manifest.size for manifest in found))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the lake is in an object store."""
-        return self._storage.root is None
 
     def room(self) -> float:
         """How many seconds the next round should wait, because another program rewrites files of a table."""

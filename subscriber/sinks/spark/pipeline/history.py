@@ -30,7 +30,7 @@ from subscriber.sinks.spark.files.file_errors import arrow_errors
 from subscriber.sinks.spark.files.location import table_directory
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.maintenance.change_log import ChangeLog
-from subscriber.sinks.spark.maintenance.log_files import Identity, RewrittenFiles, read_identity, rewrite_files, runs_of_small_files
+from subscriber.sinks.spark.maintenance.log_files import RewrittenFiles, read_identity, rewrite_files, runs_of_small_files, with_identity
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_changes
 from subscriber.sinks.spark.merge.units import changes_between, write_history_unit
@@ -187,9 +187,9 @@ class HistoryTables:
         if not files:
             return _Work(delta, schema, history_schema(schema), after, until, (), ())
         identities = self._identities(name, log, files)
-        schema = schema.with_identity(identities[-1].kind, identities[-1].fields)
+        schema = with_identity(schema, identities[-1])
         stretches = [
-            Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), schema.with_identity(identity.kind, identity.fields), ())
+            Stretch(tuple(f"{log.directory}/{file.path}" for _, file in group), with_identity(schema, identity), ())
             for identity, group in groupby(zip(identities, files, strict=True), key=lambda one: one[0])
         ]
         columns = plan_columns(schema)
@@ -217,12 +217,12 @@ class HistoryTables:
             found.rewritten = [RewrittenFiles(directory=delta.directory, files=(path,), schema=found.columns) for path in sorted(ended)]
         return found
 
-    def _identities(self, name: TableName, log: LakeDelta, files: Sequence[LogFile]) -> list[Identity]:
+    def _identities(self, name: TableName, log: LakeDelta, files: Sequence[LogFile]) -> list[dict[bytes, bytes]]:
         """The replica identity of each file. A file that another program has optimized gets that of the next one."""
-        found: list[Identity] = []
+        found: list[dict[bytes, bytes]] = []
         for file in reversed(files):
-            identity = read_identity(self._storage, f"{log.directory}/{file.path}") or (found[-1] if found else None)
-            if identity is None:
+            identity = read_identity(self._storage, f"{log.directory}/{file.path}") or (found[-1] if found else {})
+            if not identity:
                 raise TableStopped(
                     f'the change log of table "{name}" does not state which columns identify a row',
                     hint="the history begins with the next change of the table",

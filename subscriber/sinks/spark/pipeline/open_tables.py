@@ -45,7 +45,7 @@ class OpenTables:
     def begins_again(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> bool:
         """Let a damaged table begin again, if its copy replaces all that was published. False if it does not. As :meth:`load`."""
         copied = read_copy(self.storage, copy_directory(table)) if table.generation and table.until is None else None
-        if copied is None or (published is not None and (published.applied is None or published.applied >= copied.lsn)):
+        if copied is None or (published is not None and published.applied >= copied.lsn):
             return False
         self.of(name, table).begin_again()
         return True
@@ -66,7 +66,7 @@ class OpenTables:
 
 def lacks_published(lake: Lake, table: LakeTable, delta: LakeDelta, published: SnapshotTable | None) -> bool:
     """Whether the log of a table has lost a published version, of the table before its last copy too."""
-    if published is None or published.applied is None or published.path != delta.directory:
+    if published is None or published.path != delta.directory:
         return False
     earlier = (replace(table, generation=number) for number in range(table.generation + 1))
     applied = (delta.applied(lake.application(one)) for one in earlier)

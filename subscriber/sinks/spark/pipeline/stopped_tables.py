@@ -18,13 +18,8 @@ from subscriber.protocol.lsn import Lsn
 from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot, SnapshotTable, StoppedTable
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables
-from subscriber.sinks.spark.tables.delta import LakeDelta
 from subscriber.sinks.spark.tables.file_check import checking_files
-from subscriber.sinks.spark.tables.foreign_commits import (
-    first_version,
-    require_no_foreign_changes,
-    require_published_version,
-)
+from subscriber.sinks.spark.tables.foreign_commits import first_version, require_no_foreign_changes, require_published_version
 from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped, with_names
 
 __all__ = ["StopChecks", "stop_of", "stopped_documents", "stopping"]
@@ -78,19 +73,16 @@ class StopChecks:
         if known is None or known.path != delta.directory:
             if applied is not None and delta.directory not in self.begun:
                 self.begun[delta.directory] = first_version(delta, app)
-            if delta.is_there and delta.directory in self.begun:
-                self._require_ours_since(lake, table, delta, self.begun[delta.directory])
-            return
-        self.begun.pop(delta.directory, None)
-        # a copy that was made since replaces what was there, with all later changes to it
-        if not (table.generation and (applied is None or applied > snapshot.lsn)):
-            require_published_version(delta, known, applied)
-        if delta.is_there and not (table.generation and applied is None):
-            self._require_ours_since(lake, table, delta, known.version)
-
-    def _require_ours_since(self, lake: Lake, table: LakeTable, delta: LakeDelta, version: int) -> None:
-        # applications begin with this prefix for every number that the table of this name ever had
-        require_no_foreign_changes(delta, version, lake.applications, lake.application(table))
+            since = self.begun.get(delta.directory)
+        else:
+            self.begun.pop(delta.directory, None)
+            # a copy that was made since replaces what was there, with all later changes to it
+            if not (table.generation and (applied is None or applied > snapshot.lsn)):
+                require_published_version(delta, known, applied)
+            since = None if table.generation and applied is None else known.version
+        if delta.is_there and since is not None:
+            # applications begin with this prefix for every number that the table of this name ever had
+            require_no_foreign_changes(delta, since, lake.applications, app)
 
 
 def stopped_documents(

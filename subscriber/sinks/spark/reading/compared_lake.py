@@ -86,7 +86,7 @@ class ComparedLake:
         seen = noticed = now()
         snapshots, failures = Snapshots(self._storage), _Failures(self._storage)
         while True:
-            found, newest = await run_in_thread(lambda: (snapshots.as_of_landed(landed), snapshots.newest()))
+            found, newest = await run_in_thread(lambda: (snapshots.last(lambda one: one.landed <= landed), snapshots.newest()))
             is_past = newest is not None and newest.landed > landed
             if found is not None and found.landed == landed:
                 is_whole = found.lsn >= lsn and not {*tables} - {*found.tables, *found.stopped}

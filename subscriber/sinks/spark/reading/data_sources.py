@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from subscriber.protocol.lsn import INVALID_LSN, Lsn
 from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.files.location import Location
 from subscriber.sinks.spark.files.storage import Storage
-from subscriber.sinks.spark.reading.change_feed import Changes, Piece
+from subscriber.sinks.spark.reading.change_feed import Changes
 from subscriber.sinks.spark.reading.snapshot import find_snapshot, find_table
 from subscriber.sinks.spark.reading.table_files import PinnedTable
 from subscriber.sinks.spark.tables.deletion_vectors import DeletionVector
@@ -51,7 +52,7 @@ class PostgresChanges(DataSource):
         start = self._start('"earliest", or an LSN as in 16/B374D848; "latest" is for streams')
         latest = changes.latest()
         end = self._lsn("endingLsn", latest, "an LSN as in 16/B374D848; without this option the end is the newest one")
-        return _BatchReader(changes, _arrow_schema(schema), start, min(end, latest))
+        return _Reader(partial(changes.pieces, start, min(end, latest)), partial(changes.read, schema=_arrow_schema(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         if self.options.get("endingLsn") is not None:
@@ -82,26 +83,26 @@ class PostgresChanges(DataSource):
 
 
 @dataclass
-class _ChangesPartition(InputPartition):
-    piece: Piece
+class _Partition(InputPartition):
+    part: Any
 
 
-class _BatchReader(DataSourceReader):
-    def __init__(self, changes: Changes, schema: pa.Schema, start: Lsn, end: Lsn) -> None:
-        self._changes = changes
-        self._schema = schema
-        self._start = start
-        self._end = end
+class _Reader(DataSourceReader):
+    """Reads by two functions, which find the parts of what a query reads, and read the rows of one."""
+
+    def __init__(self, parts: Callable[[], Sequence[Any]], rows: Callable[[Any], Iterator[pa.RecordBatch]]) -> None:
+        self._parts = parts
+        self._rows = rows
 
     def partitions(self) -> Sequence[InputPartition]:
-        return [_ChangesPartition(piece) for piece in self._changes.pieces(self._start, self._end)]
+        return [_Partition(part) for part in self._parts()]
 
     def read(self, partition: InputPartition | None) -> Iterator[Any]:
         if partition is None:
             # pyspark does this for a list without partitions
             return iter(())
-        assert isinstance(partition, _ChangesPartition)
-        return self._changes.read(partition.piece, self._schema)
+        assert isinstance(partition, _Partition)
+        return self._rows(partition.part)
 
 
 class _StreamReader(DataSourceStreamReader):
@@ -120,11 +121,11 @@ class _StreamReader(DataSourceStreamReader):
         return {"lsn": str(latest if self._start is None else max(latest, self._start))}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        return [_ChangesPartition(piece) for piece in self._changes.pieces(Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))]
+        return [_Partition(piece) for piece in self._changes.pieces(Lsn.parse(start["lsn"]), Lsn.parse(end["lsn"]))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, _ChangesPartition)
-        return self._changes.read(partition.piece, self._schema)
+        assert isinstance(partition, _Partition)
+        return self._changes.read(partition.part, self._schema)
 
     def commit(self, end: dict[str, str]) -> None:
         """Do nothing: changes that were read remain where they are."""
@@ -139,56 +140,37 @@ class PostgresSnapshot(DataSource):
     Spark makes one object for a DataFrame, and asks it for the schema first.
     """
 
-    def __init__(self, options: dict[str, str]) -> None:
-        super().__init__(options)
-        self._found: _Place | None = None
-
     @classmethod
     def name(cls) -> str:
         return "postgres_snapshot"
 
-    def _table(self) -> _Place:
-        if self._found is None:
-            path, table = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
-            storage = Storage.open(Location.of(path))
-            found = find_snapshot(storage, self.options.get("asOfLsn"), self.options.get("asOfTimestamp"))
-            self._found = path, find_table(found, str(table))
-        return self._found
+    @cached_property
+    def _place(self) -> _Place:
+        path, table = _table_options(self.name(), self.options, _SNAPSHOT_OPTIONS)
+        storage = Storage.open(Location.of(path))
+        found = find_snapshot(storage, self.options.get("asOfLsn"), self.options.get("asOfTimestamp"))
+        return path, find_table(found, str(table))
 
     def schema(self) -> StructType:
         """The columns of the table in the snapshot."""
-        return from_arrow_schema(_pinned(self._table()).schema, prefer_timestamp_ntz=True)
+        return from_arrow_schema(_pinned(self._place).schema, prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Reads the version that :meth:`schema` found."""
-        return _SnapshotReader(self._table(), _arrow_schema(schema))
-
-
-@dataclass
-class _FilePartition(InputPartition):
-    path: str
-    vector: DeletionVector | None
-
-
-class _SnapshotReader(DataSourceReader):
-    def __init__(self, place: _Place, schema: pa.Schema) -> None:
-        self._place = place
-        self._schema = schema
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return [_FilePartition(file.path, file.vector) for file in _pinned(self._place).files()]
-
-    def read(self, partition: InputPartition | None) -> Iterator[Any]:
-        if partition is None:
-            # pyspark does this for a list without partitions
-            return iter(())
-        assert isinstance(partition, _FilePartition)
-        return _pinned(self._place).read(partition.path, partition.vector, self._schema)
+        return _Reader(partial(_files, self._place), partial(_rows, self._place, _arrow_schema(schema)))
 
 
 def _pinned(place: _Place) -> PinnedTable:
     path, table = place
     return PinnedTable(Storage.open(Location.of(path)), table)
+
+
+def _files(place: _Place) -> list[tuple[str, DeletionVector | None]]:
+    return [(file.path, file.vector) for file in _pinned(place).files()]
+
+
+def _rows(place: _Place, schema: pa.Schema, file: tuple[str, DeletionVector | None]) -> Iterator[pa.RecordBatch]:
+    return _pinned(place).read(*file, schema)
 
 
 def _table_options(source: str, options: Mapping[str, str], names: Sequence[str]) -> tuple[str, TableName]:

@@ -35,11 +35,11 @@ def find_snapshot(storage: Storage, as_of_lsn: Lsn | str | None = None, as_of_ti
     snapshots, when = Snapshots(storage), ""
     if as_of_lsn is not None:
         lsn = as_of_lsn if isinstance(as_of_lsn, Lsn) else _parsed_lsn(as_of_lsn)
-        found, when = snapshots.as_of_lsn(lsn), f" at or before {lsn}"
+        found, when = snapshots.last(lambda one: one.lsn <= lsn), f" at or before {lsn}"
     elif as_of_timestamp is not None:
         time = as_of_timestamp if isinstance(as_of_timestamp, datetime) else _parsed_time(as_of_timestamp)
         time = time if time.tzinfo is not None else time.replace(tzinfo=UTC)
-        found, when = snapshots.as_of_time(time), f" at or before {time.isoformat()}"
+        found, when = snapshots.last(lambda one: one.published <= time), f" at or before {time.isoformat()}"
     else:
         found = snapshots.newest()
     if found is None:

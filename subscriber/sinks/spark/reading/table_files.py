@@ -46,7 +46,7 @@ class PinnedTable:
                 ) from error
             # after the log: it is written before a log begins again
             begins = self._delta.begins()
-            if self._table.applied is not None and begins is not None and self._table.applied < begins:
+            if begins is not None and self._table.applied < begins:
                 self._opened = None
                 raise TargetError(
                     f"Delta table {self.uri} was removed or damaged, and began again at {begins}", hint="read a newer snapshot"

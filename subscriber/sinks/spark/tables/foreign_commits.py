@@ -44,7 +44,7 @@ def require_published_version(delta: DeltaReader, published: SnapshotTable, appl
         found = "it is gone"
     elif delta.version < published.version:
         found = f"its log ends at {delta.version}"
-    elif published.applied is not None and (applied is None or applied < published.applied):
+    elif applied is None or applied < published.applied:
         found = f"a commit up to {published.applied} is not in its log"
     if found is not None:
         raise TableStopped(

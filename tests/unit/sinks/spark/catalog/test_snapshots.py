@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,20 +34,28 @@ def publish(path: Path, count: int, retain_hours: int = 24) -> list[Snapshot]:
     return [publisher.publish(snapshot_at(10 * number)) for number in range(1, count + 1)]
 
 
+def as_of_lsn(snapshots: Snapshots, lsn: int) -> Snapshot | None:
+    return snapshots.last(lambda each: each.lsn <= lsn)
+
+
+def as_of_time(snapshots: Snapshots, time: datetime) -> Snapshot | None:
+    return snapshots.last(lambda each: each.published <= time)
+
+
 def test_every_snapshot_is_found_by_lsn_and_time_whatever_the_reader_has_read_before(tmp_path: Path) -> None:
     published = publish(tmp_path, 13)
     kept = Snapshots(storage(tmp_path))
     for one in published:
         assert one.published is not None
         for snapshots in (Snapshots(storage(tmp_path)), kept):
-            assert snapshots.as_of_lsn(one.lsn) == one
-            assert snapshots.as_of_lsn(Lsn(int(one.lsn) + 9)) == one
-            assert snapshots.as_of_time(one.published) == one
+            assert as_of_lsn(snapshots, one.lsn) == one
+            assert as_of_lsn(snapshots, one.lsn + 9) == one
+            assert as_of_time(snapshots, one.published) == one
             assert snapshots.newest() == published[-1]
     first = published[0]
     assert first.published is not None
-    assert kept.as_of_lsn(Lsn(9)) is None
-    assert kept.as_of_time(first.published - timedelta(seconds=1)) is None
+    assert as_of_lsn(kept, 9) is None
+    assert as_of_time(kept, first.published - timedelta(seconds=1)) is None
     times = [one.published for one in published if one.published is not None]
     assert times == sorted(times)
 
@@ -65,7 +73,7 @@ def test_memory_that_lacks_is_not_damage(tmp_path: Path, monkeypatch: pytest.Mon
         raise pa.ArrowMemoryError("malloc of size 64 failed")
 
     publish(tmp_path, 1)
-    pinned = PinnedTable(storage(tmp_path), SnapshotTable(SNAPSHOTS, DeltaTable(str(tmp_path / SNAPSHOTS)).version()))
+    pinned = PinnedTable(storage(tmp_path), SnapshotTable(SNAPSHOTS, DeltaTable(str(tmp_path / SNAPSHOTS)).version(), Lsn(0)))
     [file] = pinned.files()
     monkeypatch.setattr(pq.ParquetFile, "read", lacks)
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", lacks)
@@ -83,8 +91,8 @@ def test_log_is_cleaned_up_and_what_is_no_longer_stored_is_not_found(tmp_path: P
     log = tmp_path / "snapshots/_delta_log"
     assert len(list(log.glob("*.json"))) < 12
     assert read_snapshot(storage(tmp_path)) == published[-1]
-    assert Snapshots(storage(tmp_path)).as_of_lsn(Lsn(225)) == published[-2]
-    assert Snapshots(storage(tmp_path)).as_of_lsn(Lsn(50)) is None
+    assert as_of_lsn(Snapshots(storage(tmp_path)), 225) == published[-2]
+    assert as_of_lsn(Snapshots(storage(tmp_path)), 50) is None
     # without it, the newest one is found in the directory
     (log / "_last_checkpoint").unlink()
     assert read_snapshot(storage(tmp_path)) == published[-1]

@@ -17,10 +17,11 @@ from deltalake import DeltaTable
 from subscriber.interfaces import TableEntry, TableName, TableState
 from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Relation, Update
-from subscriber.sinks.spark.catalog.snapshots import Snapshot, Snapshots, read_snapshot
+from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.files.storage import Storage
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.engines.local_engine import LocalEngine
+from subscriber.sinks.spark.reading.snapshot import find_snapshot
 from subscriber.sinks.spark.tables import delta as delta_module
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.support.examples import some_and_others
@@ -163,8 +164,7 @@ async def test_within_the_retention_time_every_snapshot_is_read_and_files_of_dea
         work.tidy()
         history[publisher.end] = publisher.rows()
     for end, rows in history.items():
-        found = Snapshots(storage(tmp_path)).as_of_lsn(Lsn(end))
-        assert found is not None
+        found = find_snapshot(storage(tmp_path), Lsn(end))
         if len(found.tables) == len(NAMES):
             assert read(tmp_path, found) == rows
     directory = tmp_path / "tables/public/keyed"

@@ -14,7 +14,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from subscriber.errors import SubscriberError, TargetError
 from subscriber.interfaces import TableEntry, TableName, TableState
-from subscriber.protocol.lsn import Lsn
 from subscriber.protocol.messages import Insert, Relation, Update
 from subscriber.sinks.spark.catalog.snapshots import Snapshots
 from subscriber.sinks.spark.files.storage import Storage
@@ -127,7 +126,7 @@ async def test_earlier_snapshots_do_not_read_the_table_that_began_again(tmp_path
     await land(sink, 600, Insert(5, row("8", "eight")))
     await sink.close()
     newest = all_rounds(work)
-    earlier = Snapshots(storage(tmp_path)).as_of_landed(Lsn(300))
+    earlier = Snapshots(storage(tmp_path)).last(lambda each: each.landed <= 300)
     assert earlier is not None
     assert earlier.tables[TABLE].version <= newest.tables[TABLE].version
     old, new = (PinnedTable(storage(tmp_path), table) for table in (earlier.tables[TABLE], newest.tables[TABLE]))
