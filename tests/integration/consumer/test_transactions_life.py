@@ -8,6 +8,7 @@ import random
 import tracemalloc
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +20,7 @@ from subscriber.consumer.transactions import transactions
 from subscriber.errors import ConfigurationError, DataLossError, PublisherError, PublisherUnavailable, SlotInUse
 from subscriber.protocol.frames import PrimaryKeepalive, encode_frame
 from subscriber.protocol.lsn import Lsn
+from subscriber.stream_session import StreamSession
 from subscriber.transaction.changes import InsertChange
 from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
@@ -261,6 +263,38 @@ async def test_a_position_that_cannot_be_stored_leaves_no_connection(source: Dat
     with pytest.raises(ConfigurationError, match="cannot store"):
         await read()
     await eventually(source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+
+
+async def test_a_stream_that_could_not_begin_acknowledges_nothing(source: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bug was that it stored and sent a position, although its caller never got it."""
+    async with transactions(source.conninfo(), publications=["p"], slot_name="s"):
+        pass
+    begin, caller, stored = StreamSession.open, asyncio.current_task(), list[Lsn]()
+
+    async def store(lsn: Lsn) -> None:
+        stored.append(lsn)
+
+    async def begin_and_be_cancelled(*arguments: Any) -> StreamSession:
+        session = await begin(*arguments)
+        # until there is a position that it could store
+        while session.tracker.idle_lsn() is None:
+            await asyncio.sleep(0.01)
+        assert caller is not None
+        caller.cancel()
+        return session
+
+    monkeypatch.setattr(StreamSession, "open", begin_and_be_cancelled)
+    start = source.current_lsn()
+    source.execute("CREATE TABLE other (id int)")
+    stream = transactions(source.conninfo(), publications=["p"], slot_name="s", start_lsn=start, advance=store)
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(TIMEOUT):
+            await stream.__aenter__()
+    assert caller is not None
+    caller.uncancel()
+    assert not stored
+    await eventually(source, "SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+    assert source.value(f"SELECT confirmed_flush_lsn <= '{start}' FROM pg_replication_slots WHERE slot_name = 's'")
 
 
 async def test_until_caught_up_includes_what_arrives_while_a_position_is_stored(source: Database) -> None:
