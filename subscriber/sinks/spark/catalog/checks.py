@@ -17,11 +17,7 @@ __all__ = ["check_histories", "check_place", "check_tables", "require_options"]
 
 
 def require_options(options: Mapping[str, Any]) -> None:
-    """Check that a lake supports some options.
-
-    Raises:
-        ConfigurationError: it does not.
-    """
+    """Check that a lake supports some options, or raise ConfigurationError."""
     if options.get("binary"):
         raise ConfigurationError("a lake can only receive values in text format", hint="use binary = false")
     for name in ("map", "columns", "rename"):

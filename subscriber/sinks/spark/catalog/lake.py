@@ -58,7 +58,6 @@ class LakeTable:
 
     Attributes:
         id: names the table in this lake, and never changes.
-        entry: its state.
         generation: increases with every copy that is begun.
         added: the subscription's position when the table was added. A table that is not copied begins there.
         position: its own position while it is synchronized.
@@ -203,19 +202,11 @@ class Lake:
             self.change(lambda state: state)
 
     def change_table(self, name: TableName, **changes: Any) -> None:
-        """Store new values of :class:`LakeTable`'s attributes.
-
-        Raises:
-            RelationError: the subscription does not have this table.
-        """
+        """Store new values of :class:`LakeTable`'s attributes. Raises as :meth:`table`."""
         self.change(lambda state: with_tables(state, {name: replace(_table_of(state, name), **changes)}))
 
     def table(self, name: TableName) -> LakeTable:
-        """Return a table of the subscription.
-
-        Raises:
-            RelationError: the subscription does not have this table.
-        """
+        """Return a table of the subscription. If it does not have this table, raise RelationError."""
         return _table_of(self.state, name)
 
     @property

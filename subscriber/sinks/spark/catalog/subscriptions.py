@@ -351,11 +351,7 @@ class LakeCatalog:
         return await run_in_thread(lambda: PreparedTransactions(self._storage).gids())
 
     async def become_launcher(self, lost: int | None = None) -> None:
-        """Take the launcher's lock. It ends with the process.
-
-        Raises:
-            SubscriptionInUse: another process has the lock.
-        """
+        """Take the launcher's lock, or raise SubscriptionInUse if another process has it. It ends with the process."""
         self._launcher.take()
 
     async def wait(self, timeout: float) -> None:

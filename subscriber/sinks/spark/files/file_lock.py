@@ -40,11 +40,7 @@ class FileLock:
         return self._holders > 0
 
     def take(self) -> None:
-        """Take the lock, possibly again.
-
-        Raises:
-            SubscriptionInUse: another process holds the lock.
-        """
+        """Take the lock, possibly again. If another process holds it, raise SubscriptionInUse."""
         if self._holders == 0 and self._path is not None:
             with os_errors(str(self._path)):
                 self._descriptor = _locked(self._path)
@@ -53,11 +49,7 @@ class FileLock:
         self._holders += 1
 
     async def wait(self, seconds: float) -> None:
-        """Take the lock. Wait for another process that holds it.
-
-        Raises:
-            SubscriptionInUse: another process still holds the lock after this time.
-        """
+        """Take the lock. If another process still holds it after this time, raise SubscriptionInUse."""
         deadline = time.monotonic() + seconds
         while True:
             try:

@@ -113,11 +113,7 @@ class Location:
         return replace(found, **_parsed(parse_qsl(parts.query, keep_blank_values=True)))
 
     def changed(self, parameters: Mapping[str, str]) -> Location:
-        """The location with these parameters of its URL.
-
-        Raises:
-            ConfigurationError: as :meth:`parse`.
-        """
+        """The location with these parameters of its URL. Raises as :meth:`parse`."""
         return replace(self, **_parsed(parameters.items()))
 
     def __str__(self) -> str:
@@ -226,11 +222,7 @@ def table_directory(root: str, name: TableName, table_id: int) -> str:
 
 
 def inside(path: str) -> str:
-    """The path, if it is relative to the lake and stays there.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """The path, if it is relative to the lake and stays there. If not, raise ValueError."""
     if path.startswith("/") or "\0" in path or ":" in path.partition("/")[0] or ".." in path.split("/"):
         raise ValueError("not a path inside of the lake")
     return path

@@ -254,11 +254,7 @@ def first_manifest(storage: Storage, directory: str, after: Lsn) -> Manifest | N
 
 
 def check_files(storage: Storage, directory: str, files: Iterable[LandedFile]) -> None:
-    """Check that files of one directory exist and are complete.
-
-    Raises:
-        DamagedFile: a file is missing or incomplete.
-    """
+    """Check that files of one directory exist and are complete, or raise DamagedFile."""
     sizes = {f"{directory}/{file.name}": file.size for file in storage.files(directory)}
     for file in files:
         size, what = sizes.get(file.path), f"landed file {storage.what(file.path)}"

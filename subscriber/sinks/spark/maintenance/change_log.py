@@ -76,16 +76,10 @@ class ChangeLog:
         self._planner = AppendPlanner(self._storage, lake, self.opened, self.stopped, self._target_rows, self._retain_hours)
 
     def compact(self, lake: Lake, snapshot: Snapshot, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> None:
-        """Append the changes of the snapshot that the logs lack, if more than ``enough`` files wait, or if they wait for too long.
+        """Append what the logs lack of the published snapshot, if more than ``enough`` files wait, or if they wait for too long.
 
-        Then remove landed files and copies.
-
-        Args:
-            lake: its documents.
-            snapshot: the published snapshot.
-            enough: number of files.
-            is_applied: whether a table has its copy. None: there is no Delta table. It raises TableStopped if the table cannot be read.
-                In the snapshot, the same name may be the table from before it was copied again.
+        Then remove landed files and copies. ``is_applied``: whether a table has its copy. None: there is no Delta table. It raises
+        TableStopped if the table cannot be read. In the snapshot, the same name may be the table from before it was copied again.
         """
         self._follow(lake)
         manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)
@@ -188,11 +182,7 @@ class ChangeLog:
     def _append(
         self, removed: Iterable[TableName], tables: Mapping[TableName, LakeTable], manifests: Sequence[Manifest], landed: Lsn
     ) -> dict[TableName, TableStopped]:
-        """Append the changes of tables that were removed, then those of tables that may continue their logs.
-
-        Returns:
-            The errors of logs that cannot be continued.
-        """
+        """Append the changes of removed tables, then of those that may continue their logs. Return the errors of logs that cannot."""
         before = self._lake.state.removed
         wanted = []
         for name in removed:

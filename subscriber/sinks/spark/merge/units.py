@@ -155,11 +155,7 @@ def deleted_flag(schema: TableSchema) -> str:
 
 
 def _folded(storage: Storage, unit: Unit, directory: str) -> tuple[FoldedFile, MissingRows]:
-    """Fold the changes of a unit that has a key and one stretch, and write the result into a directory of the lake.
-
-    Returns:
-        The file, and counts of changes that found no row.
-    """
+    """Fold the changes of a unit that has a key and one stretch into a file. Also return counts of changes that found no row."""
     schema = unit.schema
     changes = read_changes(storage, unit.stretches[0].files, schema, unit.after, ranges=unit.ranges)
     affected = [rows for rows, _ in affected_rows(storage, unit, () if unit.cleared else unit.base, changes)]

@@ -112,12 +112,7 @@ class Applier:
         )
 
     def open(self) -> None:
-        """Take the lock of the lake's only applier.
-
-        Raises:
-            SubscriptionInUse: the lake has an applier.
-            TargetError: there is no lake.
-        """
+        """Take the lock of the lake's only applier. Raises SubscriptionInUse if it has one, and TargetError if there is no lake."""
         lake = Lake.find(self._storage)
         if lake is None:
             raise TargetError(f"there is no lake in {self._storage.place}", hint="`subscriber run --target spark://…` creates one")

@@ -64,11 +64,8 @@ class _Work:
     """One commit of a history table.
 
     Attributes:
-        delta: the table.
-        schema: of the replicated table.
-        columns: of the history table.
+        schema, columns: of the replicated table, and of the history table.
         after, until: it applies the changes between these LSNs.
-        units: the work.
         removed: files that it replaces.
         rewritten: files with ended versions that get new types.
         overwrite: whether types change.

@@ -31,11 +31,7 @@ class OpenTables:
         return self.opened.setdefault(directory, LakeDelta(self.storage, directory, self.retain_hours))
 
     def load(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> None:
-        """Load the newest version of a table. A damaged one may begin again. ``published``: the table in the last snapshot that had it.
-
-        Raises:
-            TableStopped: it cannot be read.
-        """
+        """Load the newest version of a table, or raise TableStopped. A damaged table may begin again, see :meth:`begins_again`."""
         try:
             self._load(self.of(name, table))
         except DamagedTable:
@@ -43,7 +39,10 @@ class OpenTables:
                 raise
 
     def begins_again(self, name: TableName, table: LakeTable, published: SnapshotTable | None) -> bool:
-        """Let a damaged table begin again, if its copy replaces all that was published. False if it does not. As :meth:`load`."""
+        """Let a damaged table begin again, if its copy replaces all that was published. False if it does not.
+
+        ``published``: the table in the last snapshot that had it.
+        """
         copied = read_copy(self.storage, copy_directory(table)) if table.generation and table.until is None else None
         if copied is None or (published is not None and published.applied >= copied.lsn):
             return False
@@ -51,11 +50,7 @@ class OpenTables:
         return True
 
     def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool | None:
-        """Whether the table has been committed since its last copy. None if there is no Delta table.
-
-        Raises:
-            TableStopped: it cannot be read.
-        """
+        """Whether a table has been committed since its last copy. None if there is no Delta table. If it is unreadable, raise TableStopped."""
         delta = self.of(name, table)
         return delta.applied(lake.application(table)) is not None if self._load(delta) else None
 

@@ -61,11 +61,7 @@ class TablePlanner:
         return True
 
     def failed(self, error: TableFailed) -> TableStopped:
-        """The stop of a table that cannot be written. It is tried again after some time.
-
-        Raises:
-            TableStopped: it cannot be read either.
-        """
+        """The stop of a table that cannot be written. It is tried again after some time. If it is not readable either, raise TableStopped."""
         delta = error.work.delta
         stop = again_later(TableStopped(str(error), hint=error.hint))
         delta.load()
@@ -200,22 +196,14 @@ class TablePlanner:
         return pa.chunked_array([chunk for part in parts for chunk in part.chunks], work.schema.current.field(key).type)
 
     def prepare(self, work: TableRound) -> None:
-        """Create the table or its new columns, before its units run.
-
-        Raises:
-            CommitConflict: another writer changed the table in the meantime.
-        """
+        """Create the table or its new columns, before its units run. If another writer changed it meanwhile, raise CommitConflict."""
         if not work.delta.is_there:
             work.delta.create(work.task.schema.current, work.source.begins)
         elif work.overwrite is None:
             self._engine.add_columns(work)
 
     def require_files(self, work: TableRound, error: TargetError) -> None:
-        """Find out whether a file of the table, or of its copy, made a round fail.
-
-        Raises:
-            TableStopped: a file is missing or damaged, or must not be read or written.
-        """
+        """If a file of the table, or of its copy, made a round fail, raise TableStopped."""
         delta = work.delta
         try:
             require_copy(self._storage, work.source.copy, error)

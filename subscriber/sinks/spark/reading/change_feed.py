@@ -57,9 +57,7 @@ class _Known:
     """The current state of a table.
 
     Attributes:
-        table: the table in the catalog.
         removed: whether it no longer belongs to the subscription.
-        log: its change log, or None.
         reached: the log has everything up to here.
         begun: whether there are changes after that, which can be read as landed.
         added: no change before this LSN is missing, even if the changes have not begun.

@@ -174,11 +174,7 @@ def _rows(place: _Place, schema: pa.Schema, file: tuple[str, DeletionVector | No
 
 
 def _table_options(source: str, options: Mapping[str, str], names: Sequence[str]) -> tuple[str, TableName]:
-    """The options ``path`` and ``table``. ``names`` has all options that the data source knows.
-
-    Raises:
-        ConfigurationError: one of them is missing or invalid, or there is an unknown option.
-    """
+    """The options ``path`` and ``table``. If one is not valid, or not among those that the data source knows, raise ConfigurationError."""
     known = {name.lower() for name in names}
     for name in options:
         if name.lower() not in known:

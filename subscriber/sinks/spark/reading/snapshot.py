@@ -24,12 +24,7 @@ __all__ = ["LakeSnapshot", "find_snapshot", "find_table", "snapshot"]
 
 
 def find_snapshot(storage: Storage, as_of_lsn: Lsn | str | None = None, as_of_timestamp: datetime | str | None = None) -> Snapshot:
-    """The newest published snapshot, or the last one at or before an LSN or a time.
-
-    Raises:
-        ConfigurationError: the LSN or the time is invalid, or both are given.
-        TargetError: there is no such snapshot.
-    """
+    """The newest published snapshot, or the last one at or before an LSN or a time. Raises as :func:`snapshot`."""
     if as_of_lsn is not None and as_of_timestamp is not None:
         raise ConfigurationError("a snapshot is as of an LSN or as of a time, not both", hint="omit one of them")
     snapshots, when = Snapshots(storage), ""
@@ -63,11 +58,7 @@ def _parsed_time(text: str) -> datetime:
 
 
 def find_table(found: Snapshot, table: str) -> SnapshotTable:
-    """A table in a snapshot. ``table`` is ``schema.table``.
-
-    Raises:
-        TargetError: the snapshot does not have the table.
-    """
+    """A table in a snapshot, by ``schema.table``. If the snapshot does not have it, raise TargetError."""
     namespace, dot, name = table.partition(".")
     where = found.tables.get(TableName(namespace, name)) if dot else None
     stop = found.stopped.get(TableName(namespace, name))

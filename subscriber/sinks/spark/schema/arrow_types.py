@@ -108,11 +108,7 @@ def type_name(arrow: pa.DataType) -> str:
 
 
 def parse_type(name: str) -> pa.DataType:
-    """The reverse of :func:`type_name`.
-
-    Raises:
-        ValueError: there is no such type.
-    """
+    """The reverse of :func:`type_name`. If there is no such type, raise ValueError."""
     if match := _DECIMAL.fullmatch(name):
         return pa.decimal128(int(match[1]), int(match[2]))
     if match := _LIST.fullmatch(name):

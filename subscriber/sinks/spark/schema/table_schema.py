@@ -80,13 +80,7 @@ class LakeColumn:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A table's schema, see the module.
-
-    Attributes:
-        table: name of the table.
-        identity: ``pg_class.relreplident``: default, nothing, full, index.
-        columns: in the table's order.
-    """
+    """A table's schema, see the module. ``identity`` is ``pg_class.relreplident``: default, nothing, full, index."""
 
     table: TableName
     identity: str
@@ -148,11 +142,7 @@ class TableSchema:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TableSchema:
-        """Read it from JSON.
-
-        Raises:
-            ValueError, KeyError, TypeError: the data is not a schema.
-        """
+        """Read it from JSON. If the data is not a schema, raise ValueError, KeyError or TypeError."""
         columns = tuple(LakeColumn(name, field, parse_type(type_), bool(key)) for name, field, type_, key, *_ in data["columns"])
         return cls(TableName(*data["table"]), data["identity"], columns)
 

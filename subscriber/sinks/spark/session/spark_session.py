@@ -158,11 +158,7 @@ def _ship(context: SparkContext, path: str) -> None:
 
 
 def refuse_connect(spark: SparkSession) -> None:
-    """Check that a session is not one of Spark Connect, which has no driver here.
-
-    Raises:
-        ConfigurationError: it is.
-    """
+    """Check that a session is not one of Spark Connect, which has no driver here, or raise ConfigurationError."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise ConfigurationError(_NO_CONNECT[0], hint=_NO_CONNECT[1])
 
@@ -209,11 +205,7 @@ def jar_is_for(path: str) -> str | None:
 
 
 def require_delta_jar(spark: SparkSession) -> None:
-    """Check that the Delta jar exists and is made for this version of Spark. Otherwise MERGE INTO would fail with obscure errors.
-
-    Raises:
-        ConfigurationError: the jar is missing, or made for another version.
-    """
+    """Check that the Delta jar exists and is for this Spark, or raise ConfigurationError: MERGE INTO would fail with obscure errors."""
     jars = str(spark.sparkContext._jsc.sc().listJars().mkString(","))  # noqa: SLF001 -- pyspark has no other way to ask
     ours = ".".join(spark.version.split(".")[:2])
     for jar in jars.split(","):

@@ -27,11 +27,7 @@ BEGUN: Final = "_begun.json"
 
 
 class DeltaReader:
-    """A Delta table, open at its newest version.
-
-    Attributes:
-        directory: as given.
-    """
+    """A Delta table in a directory of the lake, open at its newest version."""
 
     def __init__(self, storage: Storage, directory: str) -> None:
         # it may be from a snapshot's file

@@ -45,11 +45,7 @@ def checking_files(storage: Storage, *tables: DeltaReader, copy: str | None = No
 
 
 def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> None:
-    """Check whether an error of reading is that of a file of the copy in a directory. None: there is no copy.
-
-    Raises:
-        DamagedCopy: it is.
-    """
+    """If an error is that of a file of the copy in a directory, raise DamagedCopy. None: there is no copy."""
     if copy is None:
         return
     if isinstance(error, DataLossError) or (isinstance(error, DamagedFile) and error.path.startswith(f"{copy}/")):
@@ -57,25 +53,15 @@ def require_copy(storage: Storage, copy: str | None, error: SubscriberError) -> 
 
 
 def require_no_own_error(delta: DeltaReader, error: SubscriberError) -> None:
-    """Check whether an error is a missing permission for a table's directory, or one of Arrow about its values.
-
-    Raises:
-        TableStopped: it is.
-    """
+    """If an error is a missing permission for a table's directory, or one of Arrow about its values, raise TableStopped."""
     if isinstance(error, AccessDenied | UnsupportedValues) and re.search(rf"{re.escape(delta.uri)}[/:]", str(error)):
         raise again_later(TableStopped(str(error), hint=error.hint)) from error
 
 
 def require_files(storage: Storage, delta: DeltaReader, error: SubscriberError | None = None) -> None:
-    """Check that all files of the loaded version of a table exist, and that Parquet can read their footers.
+    """Check that all files of the loaded version of a table exist, and that Parquet can read their footers, or raise TableStopped.
 
-    Args:
-        storage: of the lake.
-        delta: the table.
-        error: was raised when files were read. It may name a file of the table.
-
-    Raises:
-        TableStopped: a file is missing or damaged, or the error is that of :func:`require_no_own_error`.
+    ``error`` was raised when files were read. It may name a file of the table, or be that of :func:`require_no_own_error`.
     """
     if isinstance(error, AccessDenied):
         require_no_own_error(delta, error)

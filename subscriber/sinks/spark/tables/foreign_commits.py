@@ -54,16 +54,10 @@ def require_published_version(delta: DeltaReader, published: SnapshotTable, appl
 
 
 def require_no_foreign_changes(delta: DeltaReader, since: int, prefix: str, application: str) -> None:
-    """Check that other writers changed no rows or columns after a version.
+    """Check that other writers changed no rows or columns of a loaded table after a published version, or raise TableStopped.
 
-    Args:
-        delta: the table, loaded.
-        since: a version that was published.
-        prefix: the beginning of the names of our applications.
-        application: the application that commits the table now. The first commit of a new copy replaces everything before it.
-
-    Raises:
-        TableStopped: they did.
+    ``prefix``: the beginning of the names of our applications. ``application`` commits the table now. Its first commit, of a new copy,
+    replaces everything before it.
     """
     changed: dict[int, str] = {}
     for version in range(since + 1, delta.version + 1):
@@ -110,11 +104,7 @@ def first_version(delta: DeltaReader, application: str) -> int:
 
 
 def require_no_foreign_log_changes(log: DeltaReader, prefix: str, what: str = "change log") -> None:
-    """Check that a loaded change log, or a history table (``what``), has the rows that our last commit left.
-
-    Raises:
-        TableStopped: it has other rows.
-    """
+    """Check that a loaded change log or history table (``what``) has the rows that our last commit left, or raise TableStopped."""
     for version in range(log.version, -1, -1):
         commit = log.actions(version)
         if commit is None or (has(commit, "add", "remove") and _is_ours(commit, prefix)):

@@ -96,11 +96,7 @@ class TableLog:
             raise DamagedTable(self._storage.what(self._directory), self._directory, f"{what} of its log is damaged") from None
 
     def read(self, version: int) -> None:
-        """Move to a version.
-
-        Raises:
-            TableStopped: the log does not have it, or is damaged.
-        """
+        """Move to a version. If the log does not have it, or is damaged, raise TableStopped."""
         if version < self.version or self.version < 0 or not self._follow(version):
             self._begin(version)
             if not self._follow(version):

@@ -90,11 +90,7 @@ class ApplierThread:
         return ending
 
     def finish(self) -> None:
-        """:meth:`stop`, and raise what kept the applier from applying everything.
-
-        Raises:
-            SubscriberError: the error of the applier.
-        """
+        """:meth:`stop`, and raise the error that kept the applier from applying everything."""
         ending = self.stop()
         failure, self._failure = self._failure or ending, None
         if failure is not None:
