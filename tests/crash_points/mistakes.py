@@ -201,11 +201,11 @@ def write_manifest_before_files() -> None:
         waiting.append((self, name))
         return int(self.stream.tell())
 
-    def wrong(self: LandingStream, lsn: Lsn) -> None:
+    def wrong(self: LandingStream) -> None:
         for file, name in waiting:
             commit(file, name)
         waiting.clear()
-        report(self, lsn)
+        report(self)
 
     _plant(PendingFile, "commit", later)
     _plant(LandingStream, "_report_landed", wrong)

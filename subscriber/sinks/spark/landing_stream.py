@@ -149,7 +149,7 @@ class LandingStream:
         if position > max(before, self.lander.zone.last):
             await self._store_position(position)
         self.lander.count()
-        self._report_landed(position)
+        self._report_landed()
 
     async def _store_position(self, lsn: Lsn, received: frozenset[str] | None = None) -> None:
         """Move the position to an LSN, and store which prepared transactions were received, if either differs from what is stored."""
@@ -162,9 +162,9 @@ class LandingStream:
         crash_points.reached("landing.position_stored")
         self.lander.position = max(self.lander.position, moved.lsn)
 
-    def _report_landed(self, lsn: Lsn) -> None:
+    def _report_landed(self) -> None:
         if self._location.confirm == "landed" and self._lake.position is not None:
-            self._report(lsn)
+            self._report(self.lander.position)
 
     @contextlib.asynccontextmanager
     async def _failing(self) -> AsyncIterator[None]:
@@ -262,7 +262,7 @@ class LandingStream:
                 count(self._statistics, {**encoder.counts, "transactions": 1})
             await transaction.discard()
             await self._store_position(transaction.end_lsn, self._lake.received | {self._files.directory(transaction.xid, gid)})
-            self._report_landed(self.lander.position)
+            self._report_landed()
 
     async def commit_prepared(self, message: CommitPrepared) -> None:
         """Land the rows of a prepared transaction, as of its commit.
@@ -287,7 +287,7 @@ class LandingStream:
                 else:
                     await self._store_position(message.end_lsn)
             await self._end(message.xid, message.gid, message.end_lsn)
-            self._report_landed(self.lander.position)
+            self._report_landed()
 
     async def rollback_prepared(self, message: RollbackPrepared) -> None:
         """Remove a prepared transaction."""
@@ -295,7 +295,7 @@ class LandingStream:
             await self._land()
             await self._end(message.xid, message.gid, message.rollback_end_lsn)
             await self._store_position(message.rollback_end_lsn)
-            self._report_landed(self.lander.position)
+            self._report_landed()
 
     async def _end(self, xid: int, gid: str, lsn: Lsn) -> None:
         if self._location.confirm == "landed":

@@ -120,7 +120,7 @@ class Lake:
     @classmethod
     def find(cls, storage: Storage) -> Self | None:
         """Find the lake in a directory. None if there is none. Nothing is created."""
-        identity = parse_document(storage, IDENTITY, _identity)
+        identity = parse_document(storage, IDENTITY, lambda data: (data["subscription"], data["target_identifier"], bool(data["dropped"])))
         if identity is None:
             entries = storage.entries("")
             if IDENTITY in entries:
@@ -359,10 +359,6 @@ def _table_text(name: TableName, table: LakeTable) -> str:
             "gap": table.gap,
         }
     )
-
-
-def _identity(data: Mapping[str, Any]) -> tuple[str, str, bool]:
-    return data["subscription"], data["target_identifier"], bool(data["dropped"])
 
 
 def _state(data: Mapping[str, Any]) -> LakeState:

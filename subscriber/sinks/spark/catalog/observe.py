@@ -60,7 +60,6 @@ def _observe(storage: Storage) -> Sequence[Observation]:
         return []
     status = read_quietly(storage, STATUS)
     error = read_quietly(storage, ERROR)
-    applier = read_quietly(storage, APPLIER)
     running = is_held(storage.local(WRITER_LOCK))
     activities = [_activity(values) for values in status.get("workers", [])]
     workers = {worker.table: worker for worker in activities} if running else {}
@@ -94,7 +93,7 @@ def _observe(storage: Storage) -> Sequence[Observation]:
             stats_reset=_time(reset.get("stats_reset")),
             last_error=error.get("last_error"),
             last_error_time=_time(error.get("last_error_time")),
-            applier=_applier(storage, lake, applier, others),
+            applier=_applier(storage, lake, read_quietly(storage, APPLIER), others),
             details=WorkerDetails.from_json(next((worker.details for worker in activities if worker.table is None), None)),
             by_command_line=definition.conninfo is None,
         )

@@ -26,15 +26,15 @@ _BOUNDARY: Final = "boundary.json"
 
 def lake_requests(storage: Storage) -> RequestFiles:
     """The requests to a lake in a directory. Other storage has no locks, which show whether a process still runs."""
-    writer = storage.local(WRITER_LOCK)
-    assert storage.root is not None
+    root, writer = storage.root, storage.local(WRITER_LOCK)
+    assert root is not None
     assert writer is not None
 
     async def entries() -> Mapping[TableName, TableEntry]:
         lake = await run_in_thread(lambda: Lake.find(storage))
         return {name: table.entry for name, table in lake.state.tables.items()} if lake is not None else {}
 
-    return RequestFiles(storage.root, writer=writer, entries=entries)
+    return RequestFiles(root, writer=writer, entries=entries)
 
 
 def write_boundary(storage: Storage, landed: Lsn) -> None:

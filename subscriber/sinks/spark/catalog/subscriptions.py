@@ -185,8 +185,7 @@ class LakeCatalog:
         if found is not None:
             raise _is_there(found, definition.name)
         # write the definition first: once the identity exists, there is a lake
-        stored = LakeDefinition(enabled=False, conninfo=definition.conninfo, made=False, options=definition.options)
-        write_definition(self._storage, stored)
+        write_definition(self._storage, LakeDefinition(enabled=False, conninfo=definition.conninfo, made=False, options=definition.options))
         lake = Lake.make(self._storage, definition.name)
         state = LakeState(slot_name=definition.slot_name, publications=definition.publications, two_phase=definition.two_phase)
         lake.change(lambda _: state)

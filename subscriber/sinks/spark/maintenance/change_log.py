@@ -71,9 +71,11 @@ class ChangeLog:
         self.stopped: dict[TableName, TableStopped] = {}
         self.written = 0
 
-    def _follow(self, lake: Lake) -> None:
+    def _follow(self, lake: Lake, landed: Lsn) -> list[Manifest]:
+        """Take the documents of the lake, and return the manifests up to an LSN."""
         self._lake = lake
         self._planner = AppendPlanner(self._storage, lake, self.opened, self.stopped, self._target_rows, self._retain_hours)
+        return read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
 
     def compact(self, lake: Lake, snapshot: Snapshot, enough: int, is_applied: Callable[[TableName, LakeTable], bool | None]) -> None:
         """Append what the logs lack of the published snapshot, if more than ``enough`` files wait, or if they wait for too long.
@@ -81,8 +83,7 @@ class ChangeLog:
         Then remove landed files and copies. ``is_applied``: whether a table has its copy. None: there is no Delta table. It raises
         TableStopped if the table cannot be read. In the snapshot, the same name may be the table from before it was copied again.
         """
-        self._follow(lake)
-        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=snapshot.landed)
+        manifests = self._follow(lake, snapshot.landed)
         waiting = sum(len(manifest.files) for manifest in manifests if manifest.end > self._complete)
         state = self._lake.state
         unknown: set[int] = set()
@@ -170,9 +171,7 @@ class ChangeLog:
 
         The tables have been committed since their last copies.
         """
-        self._follow(lake)
-        manifests = read_manifests(self._storage, LANDING, read=self._manifests, until=landed)
-        return self._append(tables, tables, manifests, landed)
+        return self._append(tables, tables, self._follow(lake, landed), landed)
 
     def reached(self, name: TableName, table: LakeTable) -> tuple[LakeDelta, Lsn] | None:
         """A table's log after :meth:`append`, and the LSN that it has reached. None: it has no log yet."""

@@ -80,17 +80,12 @@ def fold(changes: pa.Table, schema: TableSchema) -> Folded:
         for row, (id_, fields) in from_table.items():
             if row in kept and not cleared:
                 wanted[kept[row]] = position_of_id[id_], fields
-    old = _of_old_rows(changes)
+    # the changes that need an existing row of their key
+    old = pc.or_(pc.equal(changes["_op"], "d"), pc.and_not(pc.equal(changes["_op"], "u"), changes["_moved"])).combine_chunks()
     expected = old.take(order["row_min"].combine_chunks())
     touched = current.take(last_rows)
     consistent = _consistent(changes, ids, old)
     return Folded(cleared, touched, touched.filter(pc.invert(gone)), gone, expected, consistent, wanted)
-
-
-def _of_old_rows(changes: pa.Table) -> pa.Array:
-    """Mark changes that need an existing row of their key."""
-    updates = pc.and_not(pc.equal(changes["_op"], "u"), changes["_moved"])
-    return pc.or_(pc.equal(changes["_op"], "d"), updates).combine_chunks()
 
 
 def _consistent(changes: pa.Table, ids: pa.Array, old: pa.Array) -> bool:

@@ -59,10 +59,7 @@ def merge_unit(storage: Storage, unit: Unit) -> UnitResult:
 
 
 def _merged(storage: Storage, unit: Unit) -> UnitResult:
-    current = unit.schema.current
-    base = current.empty_table()
-    if unit.base and (unit.feed or not unit.cleared):
-        base = _rewritten(storage, unit)
+    base = _rewritten(storage, unit) if unit.feed or not unit.cleared else unit.schema.current.empty_table()
     rows, missing = base.slice(0, 0) if unit.cleared else base, MissingRows()
     for stretch in unit.stretches:
         schema = stretch.schema

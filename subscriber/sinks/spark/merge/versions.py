@@ -65,7 +65,8 @@ def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> 
     """
     base, names = base.select(history_schema(schema).names), schema.current.names
     own = pa.concat_tables([base.select(names), changes.select(names)])
-    ids = _identified(own, schema)
+    # rows of a table without a key are all different
+    ids = group_ids(key_columns(own, schema.keys)) if schema.keys and own.num_rows else pa.array(range(own.num_rows), pa.int64())
     affected = _affected(base, changes, ids)
     rows = pc.indices_nonzero(affected).to_pylist() if len(affected) else []  # see fold.since_truncate
     keys = [*ids[: base.num_rows].filter(affected).to_pylist(), *ids[base.num_rows :].to_pylist()]
@@ -81,13 +82,6 @@ def changed_versions(base: pa.Table, changes: pa.Table, schema: TableSchema) -> 
     if not kept:
         return left
     return pa.concat_tables([left, _rows(kept, base, changes, own).cast(left.schema)])
-
-
-def _identified(own: pa.Table, schema: TableSchema) -> pa.Array:
-    """Number the rows by their keys. Rows of a table without a key are all different."""
-    if not schema.keys or not own.num_rows:
-        return pa.array(range(own.num_rows), pa.int64())
-    return group_ids(key_columns(own, schema.keys))
 
 
 def _affected(base: pa.Table, changes: pa.Table, ids: pa.Array) -> pa.Array:

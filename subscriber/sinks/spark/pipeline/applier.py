@@ -46,7 +46,7 @@ from subscriber.sinks.spark.maintenance.retention import isolated, remove_unneed
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
 from subscriber.sinks.spark.pipeline.applier_status import ROUND, ApplierStatus
-from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableRound, writing
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableRound
 from subscriber.sinks.spark.pipeline.history import HistoryTables, history_documents
 from subscriber.sinks.spark.pipeline.maintenance_room import MaintenanceRoom
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
@@ -353,7 +353,7 @@ class Applier:
         merged: list[LakeDelta] = []
         try:
             with ThreadPoolExecutor(COMMITS_AT_ONCE) as pool:
-                list(pool.map(self._prepare, works))
+                list(pool.map(self._planner.prepare, works))
             before = [work.delta.version for work in works]
             merged = [work.delta for work in works if self._engine.merges(work)]
             results = self._engine.apply(works)
@@ -373,10 +373,6 @@ class Applier:
             table.files, table.written = work.delta.written(version, work.application)
             table.seconds += done.seconds
             _log.debug('table "%s" is at %s', work.name, work.source.reached)
-
-    def _prepare(self, work: TableRound) -> None:
-        with writing(work):
-            self._planner.prepare(work)
 
     def _snapshot(self, lake: Lake, tables: Mapping[TableName, LakeTable], end: Lsn, landed: Lsn) -> Snapshot:
         found: dict[TableName, SnapshotTable] = {}

@@ -47,7 +47,7 @@ from subscriber.sinks.spark.tables.column_statistics import LogFile, files_of_lo
 from subscriber.sinks.spark.tables.delta import LakeDelta, commit_note
 from subscriber.sinks.spark.tables.file_check import again_later, checking_files, is_due
 from subscriber.sinks.spark.tables.foreign_commits import require_no_foreign_log_changes
-from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, CommitConflict, TableStopped
+from subscriber.sinks.spark.tables.table_errors import CommitConflict, TableStopped, remedy
 
 __all__ = ["HistoryTables", "history_documents"]
 
@@ -160,10 +160,10 @@ class HistoryTables:
 
     def _require_usable(self, lake: Lake, delta: LakeDelta) -> None:
         if not set(HISTORY_COLUMNS.names) <= set(delta.schema.names):
-            raise TableStopped(f"history table {delta.uri} has no versions of rows", hint=BEGIN_AGAIN["history table"])
+            raise TableStopped(f"history table {delta.uri} has no versions of rows", hint=remedy(delta.directory))
         require_no_foreign_log_changes(delta, lake.applications, "history table")
         if (reason := delta.unwritable(columns=True)) is not None:
-            raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=BEGIN_AGAIN["history table"])
+            raise TableStopped(f"history table {delta.uri} has what cannot be written: {reason}", hint=remedy(delta.directory))
 
     def _step(self, log: LakeDelta, after: Lsn, reached: Lsn) -> tuple[list[LogFile], Lsn]:
         """The next part of a change log: files in order, and the LSN of its last changes."""

@@ -50,7 +50,7 @@ class OpenTables:
         return True
 
     def is_applied(self, lake: Lake, name: TableName, table: LakeTable) -> bool | None:
-        """Whether a table has been committed since its last copy. None if there is no Delta table. If it is unreadable, raise TableStopped."""
+        """Whether a table was committed since its last copy. None: there is no Delta table. If it cannot be read, raise TableStopped."""
         delta = self.of(name, table)
         return delta.applied(lake.application(table)) is not None if self._load(delta) else None
 

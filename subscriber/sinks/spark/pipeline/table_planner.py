@@ -20,7 +20,7 @@ from subscriber.sinks.spark.landing.manifest import Manifest
 from subscriber.sinks.spark.merge.key_ranges import read_range
 from subscriber.sinks.spark.merge.parquet import read_base
 from subscriber.sinks.spark.pipeline.applier_settings import ApplierSettings
-from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableResult, TableRound
+from subscriber.sinks.spark.pipeline.engines.engine import Engine, TableFailed, TableResult, TableRound, writing
 from subscriber.sinks.spark.pipeline.open_tables import OpenTables, lacks_published
 from subscriber.sinks.spark.pipeline.planning.pending_changes import PendingChanges, copied_changes, read_work
 from subscriber.sinks.spark.pipeline.planning.plan import Plan, plan_table
@@ -61,7 +61,7 @@ class TablePlanner:
         return True
 
     def failed(self, error: TableFailed) -> TableStopped:
-        """The stop of a table that cannot be written. It is tried again after some time. If it is not readable either, raise TableStopped."""
+        """The stop of a table that cannot be written. It is tried again later. If it cannot be read either, raise TableStopped."""
         delta = error.work.delta
         stop = again_later(TableStopped(str(error), hint=error.hint))
         delta.load()
@@ -197,10 +197,11 @@ class TablePlanner:
 
     def prepare(self, work: TableRound) -> None:
         """Create the table or its new columns, before its units run. If another writer changed it meanwhile, raise CommitConflict."""
-        if not work.delta.is_there:
-            work.delta.create(work.task.schema.current, work.source.begins)
-        elif work.overwrite is None:
-            self._engine.add_columns(work)
+        with writing(work):
+            if not work.delta.is_there:
+                work.delta.create(work.task.schema.current, work.source.begins)
+            elif work.overwrite is None:
+                self._engine.add_columns(work)
 
     def require_files(self, work: TableRound, error: TargetError) -> None:
         """If a file of the table, or of its copy, made a round fail, raise TableStopped."""

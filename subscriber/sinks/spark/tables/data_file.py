@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
@@ -105,8 +104,6 @@ def _json(value: Any) -> Any:
             return text.isoformat(timespec="milliseconds") + ("Z" if value.tzinfo is not None else "")
         case date():
             return value.isoformat()
-        case Decimal():
-            return None
         case _:
             return value
 

@@ -21,7 +21,7 @@ from subscriber.sinks.spark.catalog.snapshots import SnapshotTable
 from subscriber.sinks.spark.schema.arrow_types import widened
 from subscriber.sinks.spark.tables.delta_reader import DeltaReader
 from subscriber.sinks.spark.tables.lake_columns import lake_schema
-from subscriber.sinks.spark.tables.table_errors import BEGIN_AGAIN, COPY_AGAIN, TableStopped
+from subscriber.sinks.spark.tables.table_errors import COPY_AGAIN, TableStopped, remedy
 from subscriber.sinks.spark.tables.table_features import PHYSICAL_NAME
 from subscriber.sinks.spark.tables.table_log import changes_rows, has
 
@@ -110,7 +110,7 @@ def require_no_foreign_log_changes(log: DeltaReader, prefix: str, what: str = "c
         if commit is None or (has(commit, "add", "remove") and _is_ours(commit, prefix)):
             return
         if changes_rows(commit):
-            raise TableStopped(f"{what} {log.uri} was changed by another writer, in version {version}", hint=BEGIN_AGAIN[what])
+            raise TableStopped(f"{what} {log.uri} was changed by another writer, in version {version}", hint=remedy(log.directory))
 
 
 def _is_ours(commit: Iterable[Mapping[str, Any]], prefix: str) -> bool:

@@ -16,7 +16,6 @@ from subscriber.sinks.spark.catalog.lake import Lake
 from subscriber.sinks.spark.files.file_errors import store_error
 
 __all__ = [
-    "BEGIN_AGAIN",
     "COPY_AGAIN",
     "CommitConflict",
     "DamagedCopy",
@@ -24,6 +23,7 @@ __all__ = [
     "LostLog",
     "TableStopped",
     "read_error",
+    "remedy",
     "with_names",
     "write_error",
 ]
@@ -31,18 +31,11 @@ __all__ = [
 _COMMAND: Final = "subscriber alter NAME --target URL --resync SCHEMA.TABLE"
 COPY_AGAIN: Final = f"copy it again: {_COMMAND}; or remove it from the publication and add it again, and restart the subscriber each time"
 """A hint for error messages. :func:`with_names` completes it."""
-BEGIN_AGAIN: Final[Mapping[str, str]] = {
-    "change log": f"remove its directory and copy the table again: {_COMMAND}",
-    "history table": "remove its directory: the applier builds it again from the change log",
-}
-"""Hints for tables that are derived from others."""
 _REMEDIES: Final[Mapping[str, str]] = {
-    "tables": COPY_AGAIN,
-    "log": BEGIN_AGAIN["change log"],
-    "history": BEGIN_AGAIN["history table"],
+    "log": f"remove its directory and copy the table again: {_COMMAND}",
+    "history": "remove its directory: the applier builds it again from the change log",
     "snapshots": "start over in a new directory",
 }
-"""What repairs a damaged table, by the directory of the lake that it is in."""
 _UNREADABLE: Final = re.compile("feature|protocol|unsupported", re.IGNORECASE)
 """In delta-rs' errors about tables that it cannot read."""
 _INCOMPLETE: Final = "No table metadata or protocol"
@@ -75,8 +68,7 @@ class DamagedTable(TableStopped):
     """Files of a table are damaged or missing, although its file system can be read."""
 
     def __init__(self, uri: str, directory: str, what: str) -> None:
-        remedy = _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
-        super().__init__(f"Delta table {uri} is damaged: {what}", hint=remedy)
+        super().__init__(f"Delta table {uri} is damaged: {what}", hint=remedy(directory))
 
 
 class DamagedCopy(TableStopped):
@@ -92,6 +84,11 @@ class LostLog(DamagedCopy):
     def __init__(self, uri: str) -> None:
         text = f"change log {uri} is gone, and its changes cannot be found elsewhere"
         TableStopped.__init__(self, text, hint=COPY_AGAIN)  # a backup would lack what was appended since
+
+
+def remedy(directory: str) -> str:
+    """What repairs a table, by its directory: a hint for error messages."""
+    return _REMEDIES.get(directory.partition("/")[0], COPY_AGAIN)
 
 
 def with_names(text: str, lake: Lake, table: TableName) -> str:
