@@ -15,7 +15,7 @@ from typing import Any, Final, Generic, TypeVar
 from subscriber.catalog.definition import Definition, claimed_elsewhere, columns_of, definition_of, require_name
 from subscriber.catalog.model import COUNTERS, PG_SUBSCRIPTION, PG_SUBSCRIPTION_REL, POSITION, SUBSCRIPTION_STATS, VERIFICATION, Table
 from subscriber.catalog.statistics import note_error, reset_statistics
-from subscriber.catalog.store import CATALOG_KEY, LAUNCHER_KEY, Plus, Row, Rows, Store, verb_key, writer_key
+from subscriber.catalog.store import CATALOG_KEY, LAUNCHER_KEY, Row, Rows, Store, verb_key, writer_key
 from subscriber.catalog.subscription_rows import SubscriptionRows
 from subscriber.config import STORED, SubscriptionOptions
 from subscriber.errors import ConfigurationError, RelationError, SubscriptionChanged, SubscriptionInUse, TargetError, TargetUnavailable
@@ -92,15 +92,17 @@ class StoredCatalog(Generic[_Store]):
         oid, what = known.oid, f'subscription "{name}"'
         await self.store.take_lock(verb_key(oid), what)
         try:
-            # before the wait for the writer's lock: a process that takes that lock later sees the new generation
-            await self._next_generation(oid, 1)
+            # under the verb's lock no other process changes it
+            before = (await self.find(name)).generation
             try:
+                # before the wait for the writer's lock: a process that takes that lock later sees the new generation
+                await self._set_generation(oid, before + 1)
                 await self.store.notify()
                 await self.store.take_lock(writer_key(oid), what, _STOPPED_SECONDS if known.conninfo is None else _STOP_SECONDS)
             except BaseException as error:
                 # nothing was changed: the process that runs the subscription may continue
                 with contextlib.suppress(TargetUnavailable):
-                    await self._next_generation(oid, -1)
+                    await self._set_generation(oid, before)
                 if isinstance(error, SubscriptionInUse):
                     error.hint = "stop the process that runs it with `run --connection` or `--config`: it does not follow the catalog"
                 raise
@@ -129,9 +131,9 @@ class StoredCatalog(Generic[_Store]):
             await self.store.release_lock(verb_key(oid))
             await self.store.notify()
 
-    async def _next_generation(self, oid: int, step: int) -> None:
+    async def _set_generation(self, oid: int, generation: int) -> None:
         async with self.store.transaction() as rows:
-            await rows.update(PG_SUBSCRIPTION, {"oid": oid}, {"subgeneration": Plus(step)})
+            await rows.update(PG_SUBSCRIPTION, {"oid": oid}, {"subgeneration": generation})
 
     async def update(self, oid: int, changes: Mapping[str, Any]) -> None:
         """Change columns. Durable on return.

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from subscriber.catalog import Catalog
+from subscriber.catalog.store import writer_key
+from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings, SubscriptionOptions
 from subscriber.subscription.management.drop import ignore_durable
-from subscriber.subscription.targets import open_catalog, open_target, opened_catalog
+from subscriber.subscription.targets import open_catalog, open_target, opened_catalog, stored_catalog
 from tests.integration.lake.test_bad_input import arguments
+from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
 from tests.support.program import subscriber
 from tests.support.sqlalchemy_targets import OtherTarget, Replica
@@ -64,6 +69,39 @@ async def _cancelled_while_it_waits_for_the_writer(target: str) -> None:
             assert await _generation(other) == before
     finally:
         await sink.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("other_target", ["native", "sqlite"], indirect=True)
+async def test_claim_that_is_cancelled_at_each_step(other_target: OtherTarget, late: bool) -> None:
+    """The bug was that a claim that was cancelled while it stored the generation left the new one."""
+    sink = await open_target(other_target.url, SubscriptionOptions(), Settings()).open("mine", ignore_durable)
+    waited: list[str] = []
+    try:
+        async with opened_catalog(other_target.url, "test") as other:
+            before = await _generation(other)
+            for step in count():
+                async with stored_catalog(other_target.url, "test") as catalog:
+                    await cancelled_at(_claim(catalog, waited), step, late=late)
+                assert await _generation(other) == before, f"step {step}"
+                if waited:
+                    break
+    finally:
+        await sink.close()
+
+
+async def _claim(catalog: StoredCatalog[Any], waited: list[str]) -> None:
+    """Claim the subscription. The name of the writer's lock is in ``waited`` when that is waited for."""
+    take_lock, oid = catalog.store.take_lock, (await catalog.find("mine")).oid
+
+    async def take(key: str, *arguments: Any) -> None:
+        if key == writer_key(oid):
+            waited.append(key)
+        await take_lock(key, *arguments)
+
+    catalog.store.take_lock = take
+    async with catalog.claim("mine"):
+        raise AssertionError("the writer's lock is free")
 
 
 @pytest.mark.parametrize("other_target", ["native", "sqlite", pytest.param("mariadb", marks=pytest.mark.endurance)], indirect=True)
