@@ -53,7 +53,7 @@ from subscriber.sinks.spark.pipeline.open_tables import OpenTables, is_readable
 from subscriber.sinks.spark.pipeline.pace import Waiting
 from subscriber.sinks.spark.pipeline.progress import ApplierProgress, RoundProgress, as_line
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
-from subscriber.sinks.spark.pipeline.round_input import Reached, SynchronizedTables, is_ahead, synchronized_tables, taken_manifests
+from subscriber.sinks.spark.pipeline.round_input import SynchronizedTables, is_ahead, synchronized_tables, taken_manifests
 from subscriber.sinks.spark.pipeline.stopped_tables import StopChecks, stop_of, stopped_documents, stopping
 from subscriber.sinks.spark.pipeline.table_planner import TablePlanner
 from subscriber.sinks.spark.tables.column_mapping import ROUND_DIRECTORY
@@ -223,7 +223,9 @@ class Applier:
                 first = snapshot.landed  # they are gone
             stopped |= self._checks.find(lake, loaded, snapshot, first)
             going = {name: table for name, table in tables.items() if name not in stopped}
-            taken = self._taken(lake, going, manifests, snapshot, boundary)
+            reached = [(name, table, self._tables.of(name, table).applied(lake.application(table))) for name, table in going.items()]
+            limits = self._settings.round_bytes, self._engine.round_rows
+            taken = taken_manifests(manifests, reached, snapshot, boundary, limits)
             landed = taken[-1].end if taken else snapshot.landed
             end = max(landed, known, snapshot.lsn) if len(taken) == len(manifests) else landed
             waiting: list[TableRound] = []
@@ -334,15 +336,6 @@ class Applier:
         check_files(self._storage, LANDING, (file for manifest in (*kept, *found) for file in manifest.files))
         return kept, found
 
-    def _taken(
-        self, lake: Lake, tables: dict[TableName, LakeTable], manifests: list[Manifest], snapshot: Snapshot, boundary: Lsn
-    ) -> list[Manifest]:
-        reached = [
-            Reached(name, self._tables.of(name, table).applied(lake.application(table)), table.entry.lsn) for name, table in tables.items()
-        ]
-        limits = self._settings.round_bytes, self._engine.round_rows
-        return taken_manifests(manifests, reached, snapshot, boundary, limits)
-
     def _waits(self, name: TableName, table: LakeTable, until: Lsn, snapshot: Snapshot, manifests: Sequence[Manifest]) -> bool:
         """Whether a removed table is stopped, or may have changes that wait."""
         if stop_of(snapshot, name, table) is not None or (table.generation and self._storage.files(copy_directory(table))):
@@ -379,7 +372,7 @@ class Applier:
         for name, table in tables.items():
             delta = self._tables.of(name, table)
             applied = delta.applied(lake.application(table))
-            if applied is not None and not is_ahead(table.entry.lsn, end):
+            if applied is not None and not is_ahead(table, end):
                 delta.make_durable()
                 found[name] = SnapshotTable(delta.directory, delta.version, applied)
         return Snapshot(end, landed, found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from subscriber.interfaces import TableName
 from subscriber.protocol.lsn import Lsn
@@ -11,18 +10,10 @@ from subscriber.sinks.spark.catalog.lake import Lake, LakeTable
 from subscriber.sinks.spark.catalog.snapshots import Snapshot
 from subscriber.sinks.spark.landing.manifest import Manifest
 
-__all__ = ["Reached", "SynchronizedTables", "is_ahead", "synchronized_tables", "taken_manifests"]
+__all__ = ["SynchronizedTables", "is_ahead", "synchronized_tables", "taken_manifests"]
 
 SynchronizedTables = tuple[dict[TableName, LakeTable], list[tuple[TableName, LakeTable, Lsn]]]
 """The tables that rounds apply to; and removed ones with landed changes that must still be applied, each with the LSN up to which."""
-
-
-class Reached(NamedTuple):
-    """How far a table is: the LSN of its last commit, and the LSN at which it is handed over after its synchronization."""
-
-    name: TableName
-    applied: Lsn | None
-    handed: Lsn | None
 
 
 def synchronized_tables(lake: Lake) -> SynchronizedTables:
@@ -33,24 +24,29 @@ def synchronized_tables(lake: Lake) -> SynchronizedTables:
     return tables, left
 
 
-def is_ahead(handed: Lsn | None, end: Lsn) -> bool:
+def is_ahead(table: LakeTable, end: Lsn) -> bool:
     """Whether a table is handed over after an LSN. Then it is not in a snapshot there."""
-    return handed is not None and handed > end
+    return table.entry.lsn is not None and table.entry.lsn > end
 
 
 def taken_manifests(
-    manifests: Sequence[Manifest], reached: Sequence[Reached], snapshot: Snapshot, boundary: Lsn, limits: tuple[int, int]
+    manifests: Sequence[Manifest],
+    reached: Sequence[tuple[TableName, LakeTable, Lsn | None]],
+    snapshot: Snapshot,
+    boundary: Lsn,
+    limits: tuple[int, int],
 ) -> list[Manifest]:
     """The manifests of a round. After a crash, only those that bring all tables to the LSN of the tables that are ahead.
 
-    A manifest that ends at the boundary is the last one. ``limits``: the bytes and the rows after which a round takes no more.
+    ``reached`` are the tables, each with the LSN of its last commit. A manifest that ends at the boundary is the last one. ``limits``: the
+    bytes and the rows after which a round takes no more.
     """
-    ahead = [one.applied for one in reached if one.applied is not None and one.name in snapshot.tables and one.applied > snapshot.lsn]
+    ahead = [lsn for name, _, lsn in reached if lsn is not None and name in snapshot.tables and lsn > snapshot.lsn]
     level = max(ahead, default=None)
 
     def may_end(lsn: Lsn) -> bool:
         """Whether no table would be ahead of a snapshot at ``lsn``. A table that is handed over later is not in the snapshot."""
-        return all(one.applied is None or one.applied <= lsn or is_ahead(one.handed, lsn) for one in reached)
+        return all(applied is None or applied <= lsn or is_ahead(table, lsn) for _, table, applied in reached)
 
     taken: list[Manifest] = []
     size = rows = 0

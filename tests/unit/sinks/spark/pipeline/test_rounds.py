@@ -20,8 +20,10 @@ from subscriber.sinks.spark.catalog.snapshots import Snapshot, read_snapshot
 from subscriber.sinks.spark.merge import parquet as parquet_module
 from subscriber.sinks.spark.merge.row_matching import MissingRows
 from subscriber.sinks.spark.opened_spark_sink import OpenedSparkSink
+from subscriber.sinks.spark.pipeline import applier as applier_module
 from subscriber.sinks.spark.pipeline.applier import Applier, ApplierSettings
 from subscriber.sinks.spark.pipeline.publisher import SnapshotPublisher
+from subscriber.sinks.spark.pipeline.round_input import taken_manifests
 from subscriber.sinks.spark.schema.table_schema import META_NAMES, lake_names
 from subscriber.sinks.spark.tables.delta import LakeDelta
 from tests.support.delta_tables import delta_rows
@@ -240,16 +242,15 @@ def _foreign(path: Path) -> None:
 async def test_the_remedy_keeps_what_the_applier_committed_behind_a_foreign_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink, work = await start(tmp_path, KEYED, Insert(5, row("1", "a")))
     await land(sink, 300, Insert(5, row("2", "b")))
-    real = Applier._taken
 
-    def between(*arguments: Any) -> Any:
+    def between(manifests: Any, reached: Any, *arguments: Any) -> Any:
         _foreign(tmp_path)
         # as MERGE INTO does, which loads the table itself
-        assert arguments[0]._tables.of(TABLE, arguments[2][TABLE]).load()
-        return real(*arguments)
+        assert all(work._tables.of(name, table).load() for name, table, _ in reached)
+        return taken_manifests(manifests, reached, *arguments)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Applier, "_taken", between)
+        patched.setattr(applier_module, "taken_manifests", between)
         reason = stop_of(work, "another writer, in version 2 ")
     assert "copy it again" in reason
     # restored in spite of that: later commits would be missing
