@@ -103,7 +103,7 @@ class Proxy:
     links: set[Link] = field(default_factory=set)
     calm: asyncio.Event = field(default_factory=asyncio.Event)
     _freezes: bool = False
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = field(default_factory=dict)
     _server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Proxy:
@@ -115,9 +115,13 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.end_links()
-        for task in self._tasks:
+        tasks = dict(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in tasks.values():
+            _reset(writer)  # if its task was cancelled before it began
+        await asyncio.gather(*(writer.wait_closed() for writer in tasks.values()), return_exceptions=True)
 
     def be_calm(self) -> None:
         """Do no more harm, and end what is damaged."""
@@ -183,14 +187,16 @@ class Proxy:
         self.log(f"fault: {fault.name} ({link.state.describe(data)})")
         return found
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.outage:
             writer.transport.abort()
             return
         self.accepted += 1
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._tasks[task] = writer
+        task.add_done_callback(self._tasks.pop)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             # cancelled by the end of the proxy alone: the loop would log a task that is cancelled
             with contextlib.suppress(OSError, asyncio.CancelledError):
@@ -204,7 +210,6 @@ class Proxy:
                     link.end()
         finally:
             _reset(writer)
-            self._tasks.discard(task)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
