@@ -137,8 +137,8 @@ class AppendPlanner:
             self.require_ours(log)
         parts = _log_parts(log.directory, sources, schema, int(after), self._target_rows)
         if copied is not None and not any(part.clears for part in parts):
-            # an empty copy begins with a t, too
-            parts.append(LogPart(directory=log.directory, schema=schema, files=(), copied=copied, clears=True, rows=1))
+            # a copy without files begins with a t, too
+            parts.insert(0, LogPart(directory=log.directory, schema=schema, files=(), copied=copied, clears=True, rows=1))
         return Append(
             name=name,
             copy=copy_directory(table),
