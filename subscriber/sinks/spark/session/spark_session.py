@@ -44,6 +44,7 @@ _NO_CONNECT: Final = (
 _CONF: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    "spark.python.worker.reuse": "true",
     "spark.sql.shuffle.partitions": "8",
 }
 """Our defaults, which the user's settings replace."""
