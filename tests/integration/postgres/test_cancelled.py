@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from subscriber.errors import SubscriptionChanged, TargetUnavailable
+from subscriber.sinks.postgres.session.target import Target
 from subscriber.sinks.postgres.sink import PostgresSink
 from tests.support.cancellation import cancelled_at
 from tests.support.database import Database
@@ -17,7 +18,11 @@ pytestmark = pytest.mark.slow
 
 
 async def _require_no_session(target: Database) -> None:
-    query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    # a session has no database until the user has logged in
+    query = (
+        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+        " AND coalesce(datname, current_database()) = current_database()"
+    )
     await asyncio.to_thread(target.wait, query, 0)
 
 
@@ -36,6 +41,27 @@ async def test_open_that_fails(target_db: Database) -> None:
         await _require_no_session(target_db)
         if not cancelled:
             break
+
+
+async def test_connect(target_db: Database) -> None:
+    """The bug was that the server waited a minute for a password, and DROP DATABASE for that session."""
+    target = Target(target_db.dsn)
+    errors: list[asyncio.CancelledError] = []
+
+    async def attempt() -> None:
+        try:
+            await (await target.connect("cancelled")).close()
+        except asyncio.CancelledError as error:
+            # its traceback must not keep the connection
+            errors.append(error)
+            raise
+
+    for step in itertools.count():
+        cancelled = await cancelled_at(attempt(), step)
+        await _require_no_session(target_db)
+        if not cancelled:
+            break
+    assert errors
 
 
 async def test_close(target_db: Database) -> None:
