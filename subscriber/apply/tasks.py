@@ -1,4 +1,4 @@
-"""Run tasks together and raise the first failure itself; and work that ends when it is to stop."""
+"""Run tasks together and raise the first failure itself; and await work until an event is set."""
 
 from __future__ import annotations
 

@@ -112,17 +112,18 @@ class Launcher:
             TargetError, ConfigurationError: the target cannot be used, or a subscription in ``names`` does not exist. Only at the start:
                 later the launcher waits for the target. It waits for a target that is starting up from the beginning.
         """
+        with contextlib.suppress(Stopped):
+            await self._run()
+
+    async def _run(self) -> None:
         try:
-            catalog = await self._open()
+            catalog = await unless_set(self._stop, self._open())
         except TargetError as error:
             if not is_coming_up(error):
                 raise
-            later = await self._reopen()
-            if later is None:
-                return
-            catalog = later
+            catalog = await self._reopen()
         try:
-            await self._require_names(catalog)
+            await unless_set(self._stop, self._require_names(catalog))
             async with task_group() as group:
                 try:
                     while not self._stop.is_set():
@@ -134,7 +135,8 @@ class Launcher:
                                 raise
                             _log.warning("could not read the target's catalog: %s", error.one_line())
                             await catalog.close()
-                            catalog = await self._reopen() or catalog
+                            with contextlib.suppress(Stopped):
+                                catalog = await self._reopen()
                 finally:
                     for worker in self._workers.values():
                         worker.stop()
@@ -150,15 +152,13 @@ class Launcher:
             raise
         return catalog
 
-    async def _reopen(self) -> Catalog | None:
-        """Open the catalog, and retry until it succeeds. None if the launcher is to stop."""
+    async def _reopen(self) -> Catalog:
+        """Open the catalog, and retry until it succeeds. Raises Stopped."""
         backoff = Backoff(self._settings)
         logged = ""
         while True:
             try:
                 return await unless_set(self._stop, self._open())
-            except Stopped:
-                return None
             except TargetError as error:
                 if isinstance(error, SubscriptionInUse):
                     raise
@@ -167,8 +167,6 @@ class Launcher:
                     logged = error.one_line()
                     _log.warning("could not open the target's catalog: %s", logged)
                 await wait(self._stop, backoff.pause(policy(error)))
-                if self._stop.is_set():
-                    return None
 
     async def _require_names(self, catalog: Catalog) -> None:
         found = {definition.name: definition for definition in await catalog.subscriptions()}

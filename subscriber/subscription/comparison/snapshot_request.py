@@ -98,7 +98,7 @@ class Asker:
             yield request
         except SubscriberError:
             # it may follow from an error of the process
-            with contextlib.suppress(TargetUnavailable):
+            with contextlib.suppress(SubscriberError):
                 request = await self.requests.read()
             if request is not None and request.number == number and request.state is RequestState.FAILED:
                 raise answered_error(request.answer) from None

@@ -13,6 +13,8 @@ from subscriber.catalog import Catalog
 from subscriber.catalog.store import writer_key
 from subscriber.catalog.subscriptions import StoredCatalog
 from subscriber.config import Settings, SubscriptionOptions
+from subscriber.errors import SubscriptionInUse
+from subscriber.sinks.spark.catalog import subscriptions
 from subscriber.subscription.management.drop import ignore_durable
 from subscriber.subscription.targets import open_catalog, open_target, opened_catalog, stored_catalog
 from tests.integration.lake.test_bad_input import arguments
@@ -85,6 +87,32 @@ async def test_claim_that_is_cancelled_at_each_step(other_target: OtherTarget, l
                     await cancelled_at(_claim(catalog, waited), step, late=late)
                 assert await _generation(other) == before, f"step {step}"
                 if waited:
+                    break
+    finally:
+        await sink.close()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_claim_of_a_lake_that_is_cancelled_at_each_step(tmp_path: Path, late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "_STOP_SECONDS", 0.0)
+    url, in_use = f"spark://{tmp_path}/lake", False
+
+    async def claim() -> None:
+        nonlocal in_use
+        try:
+            async with catalog.claim("mine"):
+                raise AssertionError("the writer's lock is free")
+        except SubscriptionInUse:
+            in_use = True
+
+    sink = await open_target(url, SubscriptionOptions(), Settings()).open("mine", ignore_durable)
+    try:
+        async with opened_catalog(url, "test") as catalog:
+            before = await _generation(catalog)
+            for step in count():
+                await cancelled_at(claim(), step, late=late)
+                assert await _generation(catalog) == before, f"step {step}"
+                if in_use:
                     break
     finally:
         await sink.close()

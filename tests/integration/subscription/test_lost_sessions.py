@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import re
 import signal
+import socket
 from collections.abc import Iterator
 
 import pytest
 
 from subscriber.subscription.targets import open_catalog
+from subscriber.testing.ports import LOOPBACK
 from tests.support.database import Database
 from tests.support.managed import create
 from tests.support.program import Program, running
@@ -101,3 +103,13 @@ def test_stop_while_the_target_does_not_answer(publisher18_db: Database, target_
             publisher18_db.execute("INSERT INTO t VALUES (2)")
             program.send(signal.SIGTERM)
             assert program.ended().seconds < 10
+
+
+def test_stop_of_a_launcher_whose_target_never_answers() -> None:
+    """The bug was that the first connection was awaited without end."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        with running("run", "--target", f"postgresql://u:p@{LOOPBACK}:{server.getsockname()[1]}/d") as program:
+            connection, _ = server.accept()
+            program.send(signal.SIGTERM)
+            assert program.ended().seconds < 10
+        connection.close()

@@ -104,6 +104,8 @@ class _Session(psycopg.AsyncConnection[tuple[Any, ...]]):
         try:
             async with asyncio.timeout(timeout) as self._cancelling:
                 await super().cancel_safe(timeout=timeout)
+        except TimeoutError:
+            raise TimeoutError("the server does not answer") from None  # psycopg logs it
         finally:
             self._cancelling = None
 

@@ -22,7 +22,7 @@ from subscriber.catalog import Definition
 from subscriber.catalog.definition import require_name
 from subscriber.catalog.subscriptions import no_such_subscription
 from subscriber.config import STORED
-from subscriber.errors import ConfigurationError, SubscriptionInUse, TargetError
+from subscriber.errors import ConfigurationError, TargetError, TargetUnavailable
 from subscriber.interfaces import Position, SubscriptionState, TableEntry, TableName, TwoPhaseState
 from subscriber.protocol.lsn import INVALID_LSN
 from subscriber.sinks.spark.catalog.checks import require_options
@@ -196,22 +196,22 @@ class LakeCatalog:
         await self._found(name)
         await self._verb.wait(_VERB_SECONDS)
         try:
-            # increase it before looking at the writer's lock: a process that takes that lock later sees the new generation
-            await self._next_generation(1)
+            # under the verbs' lock no other process changes it
+            before = await run_in_thread(lambda: read_generation(self._storage))
             try:
+                # before looking at the writer's lock: a process that takes that lock later sees the new generation
+                await run_in_thread(lambda: write_generation(self._storage, before + 1))
                 async with self._writing(name, _STOP_SECONDS):
                     pass
-            except (SubscriptionInUse, asyncio.CancelledError):
+            except BaseException:
                 # nothing was changed: the process that runs the subscription may continue
-                await self._next_generation(-1)
+                with contextlib.suppress(TargetUnavailable):
+                    await run_in_thread(lambda: write_generation(self._storage, before))
                 raise
             lake = await self._found(name)
             yield await run_in_thread(lambda: defined(self._storage, lake, claimed=True))
         finally:
             self._verb.give_back()
-
-    async def _next_generation(self, step: int) -> None:
-        await run_in_thread(lambda: write_generation(self._storage, read_generation(self._storage) + step))
 
     @contextlib.asynccontextmanager
     async def _writing(self, name: str, wait: float = _VERB_SECONDS) -> AsyncIterator[None]:

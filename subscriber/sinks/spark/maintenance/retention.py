@@ -43,11 +43,12 @@ def remove_unneeded_files(
             count += len(gone)
             if table.unwritable(columns=False) is None:
                 table.set_retention()
+    count += _sweep_unfinished(storage, lake, retain_hours, errors)
     for directory in abandoned_copies(storage, [*lake.state.tables.values(), *lake.state.removed.values()]):
         with isolated(storage, directory, errors):
             storage.remove_directory(directory)
             count += 1
-    return count + _sweep_unfinished(storage, lake, retain_hours, errors)
+    return count
 
 
 @contextlib.contextmanager

@@ -96,6 +96,6 @@ class MaintenanceRoom:
             # a directory has as many files as rounds in the retention time
             if self._changed.get(directory) == (changed := path.stat().st_mtime_ns):
                 return set()
-            there = {file.name for file in path.glob("*.parquet") if not _OURS.fullmatch(file.name)}
+            there = {file.name for file in path.iterdir() if file.suffix == ".parquet" and not _OURS.fullmatch(file.name)}
         known, self._known[directory], self._changed[directory] = self._known.get(directory, there), there, changed
         return there - known

@@ -87,6 +87,6 @@ class Pace:
         self.wrote(began, written)
 
     def wrote(self, began: float, written: int) -> None:
-        """Count bytes that were written since then, by a round, or apart from one as those of the change log."""
+        """Count bytes that a round wrote, or the change log, from ``began`` on."""
         if self.write_rate is not None and written:
             self._paid_at = max(began, self._paid_at or began) + written / self.write_rate

@@ -194,7 +194,7 @@ class Changes:
         with arrow_errors(self._storage.what(path)), self._storage.parquet(path) as file:
             there = [name for name in file.schema_arrow.names if names.get(name, name) in asked]
             for batch in file.iter_batches(columns=there):
-                with arrow_errors(self._storage.what(path)):  # not an error of the file
+                with arrow_errors(self._storage.what(path)):  # otherwise parquet() would report a damaged file
                     table: Any = pa.Table.from_batches([renamed_rows(batch, names) if names else batch])
                     table = table.filter(pc.and_(pc.greater(table["_lsn"], start), pc.less_equal(table["_lsn"], end)))
                     if not table.num_rows:
