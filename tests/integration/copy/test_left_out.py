@@ -119,7 +119,9 @@ def test_table_published_during_the_run(publisher18_db: Database, target_db: Dat
         *("run", "--connection", publisher18_db.dsn, "--publication=pub", "--target", target_db.dsn, "--name", name),
         f"--until-lsn={ahead}",
     ) as program:
-        publisher18_db.wait(f"SELECT count(*) FROM pg_replication_slots WHERE slot_name = '{name}' AND active", 1)
+        # a slot is active while it is created, too, which is before the tables are listed
+        streaming = "SELECT count(*) FROM pg_replication_slots JOIN pg_stat_replication ON pid = active_pid WHERE state = 'streaming'"
+        publisher18_db.wait(f"{streaming} AND slot_name = '{name}'", 1)
         publisher18_db.execute("ALTER PUBLICATION pub ADD TABLE later")
         while publisher18_db.value(f"SELECT pg_current_wal_flush_lsn() < '{ahead}'"):
             publisher18_db.execute("SELECT pg_logical_emit_message(false, 'filler', repeat('x', 100000))")
