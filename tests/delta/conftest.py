@@ -32,6 +32,8 @@ def spark(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     # the client's compiler alone: jobs are short. Its code cache is too small for a thousand queries by default
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
     conf = {"spark.log.level": "ERROR", "spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "2"}
+    # VACUUM lists a directory with so many tasks, by default 10,000
+    conf["spark.sql.sources.parallelPartitionDiscovery.parallelism"] = "2"
     try:
         try:
             session = spark_session("local[2]", {**conf, **DELTA_CONF})
